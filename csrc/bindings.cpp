@@ -1,0 +1,29 @@
+#include "bindings.h"
+
+#include "common/parallel.h"
+
+namespace py = pybind11;
+
+#ifndef MF_BUILD_CUDA
+#define MF_BUILD_CUDA 0
+#endif
+#ifndef MF_CUDA_ARCHS
+#define MF_CUDA_ARCHS ""
+#endif
+#ifndef MF_COMPILER
+#define MF_COMPILER ""
+#endif
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "C++ and CUDA core of manus_fast; import the Python packages instead of this module.";
+  module.def("set_num_threads", &manus_fast::set_num_threads, py::arg("n"));
+  module.def("num_threads", &manus_fast::num_threads);
+  py::dict build;
+  build["cuda"] = bool(MF_BUILD_CUDA);
+  build["cuda_archs"] = MF_CUDA_ARCHS;
+  build["compiler"] = MF_COMPILER;
+  module.attr("build") = build;
+  manus_fast::register_ops(module);
+  manus_fast::register_search(module);
+  manus_fast::register_household(module);
+}

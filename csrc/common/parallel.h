@@ -1,0 +1,21 @@
+// One process-wide pool of std::threads. OpenMP is not used: its runtime confuses ThreadSanitizer and
+// fights with torch's own pool. Work is split into contiguous chunks, so a loop whose iterations are
+// independent gives the same result for every thread count.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace manus_fast {
+
+// Number of threads that parallel_for may use (>= 1), the caller's included.
+int num_threads();
+void set_num_threads(int n);
+
+// Calls body(begin, end) on disjoint chunks that cover [0, n), each at least `grain` long except the last.
+// Runs inline when one chunk is enough or when called from inside a pool thread. The first exception
+// thrown by a chunk is rethrown in the caller after every chunk has ended.
+void parallel_for(std::int64_t n, std::int64_t grain,
+                  const std::function<void(std::int64_t, std::int64_t)>& body);
+
+}  // namespace manus_fast

@@ -1,0 +1,45 @@
+"""Builds manus_fast._C with CMake and ninja; everything else is declared in pyproject.toml.
+
+Environment: MF_CUDA=AUTO|ON|OFF, MF_CUDA_ARCHS (CMake's list), MF_MARCH (value of -march).
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+
+
+class CMakeBuild(build_ext):
+    """Runs CMake in build/cmake-<abi>-<cuda mode>, a fixed folder, so that a second build is incremental."""
+
+    def build_extension(self, ext):
+        import ninja
+        import pybind11
+
+        target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        cuda = os.environ.get("MF_CUDA", "AUTO")
+        build = ROOT / "build" / f"cmake-{sysconfig.get_config_var('SOABI')}-{cuda.lower()}"
+        build.mkdir(parents=True, exist_ok=True)
+        # An isolated pip build deletes its ninja and pybind11 afterwards: always name today's, never the cached ones.
+        configure = [
+            "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
+            f"-DCMAKE_MAKE_PROGRAM={Path(ninja.BIN_DIR) / 'ninja'}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-DMF_CUDA={cuda}",
+        ]  # fmt: skip
+        for name in ("MF_CUDA_ARCHS", "MF_MARCH"):
+            if name in os.environ:
+                configure.append(f"-D{name}={os.environ[name]}")
+        subprocess.run(configure, check=True)
+        subprocess.run(["cmake", "--build", str(build), "--target", "_C"], check=True)
+        subprocess.run(["cmake", "--install", str(build), "--prefix", str(target)], check=True)
+
+
+setup(ext_modules=[Extension("manus_fast._C", [])], cmdclass={"build_ext": CMakeBuild})
