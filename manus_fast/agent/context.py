@@ -1,0 +1,143 @@
+"""From messages to prompt ids and back: chat formats, and how much of an episode a prompt shows.
+
+A prompt is a concatenation of segments: a head (system and first observation), the ids that were sampled, and a
+bridge after each reply (end of the assistant's turn, next observation, start of the next reply). Sampled ids are
+reused as they are, so a `full` context always extends what was trained before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_SENTINEL = "MANUSFASTREPLY"
+CONTEXTS = ("full", "window")
+
+
+class ChatFormat:
+    """Renders messages with a tokenizer's chat template, or with a plain one where it has none.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        extra_end_ids: further end-of-turn ids that the model names (its generation config's `eos_token_id`).
+
+    Raises:
+        ValueError: the tokenizer names no end-of-sequence token, or its template hides the assistant's reply.
+    """
+
+    def __init__(self, tokenizer: Any, extra_end_ids: Sequence[int] = ()):
+        if tokenizer.eos_token_id is None:
+            raise ValueError("tokenizer: expected an end-of-sequence token (eos_token), got none")
+        self.tokenizer = tokenizer
+        self.has_template = bool(getattr(tokenizer, "chat_template", None))
+        probe = self._after_reply("")
+        if not probe:
+            raise ValueError("tokenizer.chat_template: expected text after an assistant's reply, got none")
+        first = int(probe[0])
+        special = set(tokenizer.all_special_ids)
+        # The token that ends a reply: the template's own where it has one, else EOS.
+        self.end_id: int = first if first in special else int(tokenizer.eos_token_id)
+        self.end_ids: frozenset[int] = frozenset({self.end_id, int(tokenizer.eos_token_id), *map(int, extra_end_ids)})
+        self._template_ends = first == self.end_id
+
+    def head(self, system: str, user: str) -> np.ndarray:
+        """int32 ids of a conversation's start, up to where the first reply begins."""
+        messages = [{"role": "user", "content": user}]
+        if system:
+            messages.insert(0, {"role": "system", "content": system})
+        return self._encode(self._render(messages, generation=True))
+
+    def bridge(self, user: str, ended: bool) -> np.ndarray:
+        """int32 ids between one reply and the next.
+
+        Args:
+            user: the next user message.
+            ended: the reply's last sampled id was an end id; otherwise (cut by a limit) the bridge begins with one.
+        """
+        ids = self._after_reply(user)
+        if self._template_ends:
+            return ids[1:] if ended else ids
+        return ids if ended else np.concatenate([np.asarray([self.end_id], np.int32), ids])
+
+    def reply(self, text: str) -> np.ndarray:
+        """int32 ids of a reply written by somebody else (an expert), its end token included."""
+        return np.concatenate([self._encode(text), np.asarray([self.end_id], np.int32)])
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Text of sampled ids, for the parser and for people; the end token is left out."""
+        return self.tokenizer.decode([int(i) for i in ids if int(i) not in self.end_ids], skip_special_tokens=False)
+
+    def _encode(self, text: str) -> np.ndarray:
+        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    def _after_reply(self, user: str) -> np.ndarray:
+        messages = [
+            {"role": "user", "content": "u"},
+            {"role": "assistant", "content": _SENTINEL},
+            {"role": "user", "content": user},
+        ]
+        text = self._render(messages, generation=True)
+        _head, found, tail = text.partition(_SENTINEL)
+        if not found:
+            raise ValueError("tokenizer.chat_template: expected the assistant's content to appear in the rendered text")
+        return self._encode(tail)
+
+    def _render(self, messages: list[dict[str, str]], generation: bool) -> str:
+        if self.has_template:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
+        eos = self.tokenizer.eos_token
+        names = {"system": "System", "user": "User", "assistant": "Assistant"}
+        text = "".join(
+            f"{names[m['role']]}: {m['content']}{eos if m['role'] == 'assistant' else ''}\n" for m in messages
+        )
+        return text + ("Assistant: " if generation else "")
+
+
+@dataclass
+class Context:
+    """How much of an episode each prompt shows: `full` is everything, `window` the head and the last k turns."""
+
+    format: ChatFormat
+    kind: str = "full"
+    window: int = 8
+
+    def __post_init__(self) -> None:
+        if self.kind not in CONTEXTS:
+            raise ValueError(f"agent.context: expected one of {', '.join(CONTEXTS)}, got {self.kind!r}")
+        if self.kind == "window" and self.window < 1:
+            raise ValueError(f"agent.window: expected an integer >= 1, got {self.window}")
+
+    def start(self, system: str, user: str) -> Conversation:
+        return Conversation(self, self.format.head(system, user))
+
+
+class Conversation:
+    """The token state of one episode: `prompt()` gives the ids for the next reply."""
+
+    def __init__(self, context: Context, head: np.ndarray):
+        self._context = context
+        self._segments: list[np.ndarray] = [head]
+        self._full = head
+
+    def prompt(self) -> np.ndarray:
+        """int32 [P]: ids to send to the engine."""
+        if self._context.kind == "full":
+            return self._full
+        recent = self._segments[1:]
+        return np.concatenate([self._segments[0], *recent[max(0, len(recent) - self._context.window) :]])
+
+    def add(self, ids: np.ndarray, user: str) -> None:
+        """Records a reply (as sampled) and the user message that answers it."""
+        ended = len(ids) > 0 and int(ids[-1]) in self._context.format.end_ids
+        segment = np.concatenate([ids, self._context.format.bridge(user, ended)]).astype(np.int32)
+        self._segments.append(segment)
+        if self._context.kind == "full":
+            self._full = np.concatenate([self._full, segment])
+
+    def clone(self) -> Conversation:
+        other = Conversation.__new__(Conversation)
+        other._context, other._segments, other._full = self._context, list(self._segments), self._full
+        return other
