@@ -34,7 +34,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
         probe = self._after_reply("")
-        if not probe:
+        if len(probe) == 0:
             raise ValueError("tokenizer.chat_template: expected text after an assistant's reply, got none")
         first = int(probe[0])
         special = set(tokenizer.all_special_ids)
