@@ -1,0 +1,159 @@
+"""Attention without padding for any Hugging Face decoder that uses the attention interface.
+
+`use_packed_attention(model)` routes a model's attention through `_attend`, which leaves the work to the *plan* given
+to the forward call. The decoder itself then sees one sequence of N tokens, so its linear layers run on flat tokens:
+
+- `PackedRows`: training rows laid end to end. Rows never see each other and each is causal.
+- a slot cache (rollout/engines/hf.py): new tokens of many episodes against their own cached keys and values.
+
+No [N, N] mask exists on any path: the name is not in transformers' mask interface, which makes the model skip masks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface, PreTrainedModel
+
+IMPLEMENTATION = "manus_fast_packed"
+
+# Extra arguments that models hand to their attention function and that change its result.
+_UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
+
+
+class AttentionPlan(Protocol):
+    """Which tokens see which; handed to the model's forward as `attention_plan`."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """query [1, Hq, N, D], key and value [1, Hkv, N, D] -> [N, Hq, D]."""
+        ...
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    attention_plan: AttentionPlan | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    if attention_plan is None:
+        raise ValueError("attention_plan: expected a call through packed_hidden or an engine, got a plain forward call")
+    if attention_mask is not None:
+        raise ValueError("attention_mask: expected none, since the plan says which tokens see which")
+    if dropout:
+        raise ValueError(f"model: expected no attention dropout, got {dropout}")
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"model: expected plain causal attention, got a model that uses {name}")
+    output = attention_plan.attend(module.layer_idx, query, key, value, scaling)
+    return output.unsqueeze(0), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attend)
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Switches `model` (any causal decoder) to packed attention, in place; calling it twice is fine.
+
+    Raises:
+        ValueError: the model does not use transformers' attention interface, or needs attention that packed rows do
+            not offer (sliding or chunked windows).
+    """
+    model = _unwrap(model)
+    name = type(model).__name__
+    if not type(model)._supports_attention_backend:
+        raise ValueError(f"model: expected a decoder that uses the attention interface, got {name}")
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ())
+    windowed = not kinds and getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if kinds - {"full_attention"} or windowed:
+        got = ", ".join(sorted(kinds - {"full_attention"})) or f"a sliding window of {config.sliding_window}"
+        raise ValueError(f"model: expected full causal attention in every layer, got {got} ({name})")
+    model.set_attn_implementation(IMPLEMENTATION)
+
+
+def packed_hidden(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    position_ids: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    max_length: int,
+) -> torch.Tensor:
+    """Hidden states of packed rows: the decoder without its lm head.
+
+    Args:
+        model: a causal LM or bare decoder after `use_packed_attention`; a PEFT wrapper is looked through.
+        input_ids: int64 [N], rows laid end to end.
+        position_ids: int64 [N], starting anew in each row.
+        cu_seqlens: int32 [R+1] from 0 to N: where rows begin and end. Rows of length zero are allowed.
+        max_length: length of the longest row.
+
+    Returns:
+        [N, H] in the model's dtype, differentiable; works under gradient checkpointing.
+    """
+    if input_ids.dim() != 1 or position_ids.shape != input_ids.shape:
+        raise ValueError(
+            f"input_ids, position_ids: expected one shape [N], got {list(input_ids.shape)} and "
+            f"{list(position_ids.shape)}"
+        )
+    decoder = _unwrap(model).base_model
+    output = decoder(
+        input_ids=input_ids.unsqueeze(0),
+        position_ids=position_ids.unsqueeze(0),
+        use_cache=False,
+        attention_plan=PackedRows(cu_seqlens, max_length),
+    )
+    return output.last_hidden_state[0]
+
+
+class PackedRows:
+    """The plan for packed training rows: causal inside each row."""
+
+    def __init__(self, cu_seqlens: torch.Tensor, max_length: int):
+        if cu_seqlens.dtype != torch.int32:
+            raise ValueError(f"cu_seqlens: expected int32, got {cu_seqlens.dtype}")
+        self.cu_seqlens = cu_seqlens
+        self.max_length = max_length
+        self._lengths: list[int] | None = None
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+            # (-1, 0): everything to the left, nothing to the right, i.e. causal.
+            return varlen_attn(
+                query[0].transpose(0, 1),
+                key[0].transpose(0, 1),
+                value[0].transpose(0, 1),
+                self.cu_seqlens,
+                self.cu_seqlens,
+                self.max_length,
+                self.max_length,
+                scale=scale,
+                window_size=(-1, 0),
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        if self._lengths is None:  # once per forward: on CUDA this waits for the device
+            self._lengths = [n for n in self.cu_seqlens.diff().tolist() if n]
+            if sum(self._lengths) != query.shape[2]:
+                raise ValueError(
+                    f"cu_seqlens: expected rows that cover {query.shape[2]} tokens, got {sum(self._lengths)}"
+                )
+        rows = [
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+            for q, k, v in zip(*(x.split(self._lengths, dim=2) for x in (query, key, value)), strict=True)
+        ]
+        return torch.cat(rows, dim=2)[0].transpose(0, 1)
+
+
+def _unwrap(model: Any) -> PreTrainedModel:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
