@@ -1,4 +1,4 @@
-"""The ops: plain functions on tensors, usable alone. `dispatch` chooses how each runs, `reference` says what each means."""
+"""The ops: plain functions on tensors, usable alone. `reference` says what each means, `dispatch` how each runs."""
 
 from manus_fast.ops.linear_logprob import linear_logprob
 from manus_fast.ops.logprob import logprob

@@ -1,9 +1,9 @@
-"""Chooses the implementation of an op: a table from op and backend to a callable, and no fallback behind the caller's back.
+"""Chooses the implementation of an op: a table from op and backend to a callable, without hidden fallbacks.
 
-A backend asked for by name (`MANUS_FAST_BACKEND`, or `with forced("triton"):`) that cannot run raises RuntimeError with one
-sentence that says what is missing. `auto` takes the first of the device's preference that can run and logs the choice
-once. Implementations are named as "module:attribute" and imported on first use, so a machine without triton or without
-the compiled extension still imports `manus_fast.ops`.
+A backend asked for by name (`MANUS_FAST_BACKEND`, or `with forced("triton"):`) that cannot run raises RuntimeError
+with one sentence that says what is missing. `auto` takes the first of the device's preference that can run and logs
+the choice once. Implementations are named as "module:attribute" and imported on first use, so a machine without triton
+or without the compiled extension still imports `manus_fast.ops`.
 """
 
 import contextlib

@@ -10,8 +10,9 @@ def linear_logprob(
 ):
     """`logprob` of logits = cap(hidden weightᵀ + bias), with cap(z) = softcap·tanh(z / softcap) or the identity.
 
-    hidden `[N, H]`, weight `[V, H]`, bias `[V]` or None, target int64 `[N]`. The whole `[N, V]` matrix is held, in float32
-    (float64 for float64 input); `mode` and `keep_bytes` say how much memory others may use and change nothing here.
+    hidden `[N, H]`, weight `[V, H]`, bias `[V]` or None, target int64 `[N]`. The whole `[N, V]` matrix is held, in
+    float32 (float64 for float64 input); `mode` and `keep_bytes` say how much memory others may use and change nothing
+    here.
     """
     del mode, keep_bytes
     compute = torch.float64 if hidden.dtype == torch.float64 else torch.float32

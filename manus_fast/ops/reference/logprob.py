@@ -6,9 +6,9 @@ import torch
 def logprob(logits, target, *, temperature=1.0, entropy=True, inplace_backward=False):
     """Of logits `[N, V]` and target int64 `[N]`: log-prob `[N]` of the target, and entropy `[N]` or None.
 
-    Both belong to softmax(logits / temperature), in float32 (float64 for float64 logits); temperature is a number or `[N]`.
-    A row with target < 0 is ignored: exact zeros out, zero gradient. `inplace_backward` is a permission that the
-    specification does not use.
+    Both belong to softmax(logits / temperature), in float32 (float64 for float64 logits); temperature is a number or
+    `[N]`. A row with target < 0 is ignored: exact zeros out, zero gradient. `inplace_backward` is a permission that
+    the specification does not use.
     """
     del inplace_backward
     compute = torch.float64 if logits.dtype == torch.float64 else torch.float32

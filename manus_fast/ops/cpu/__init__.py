@@ -1,0 +1,1 @@
+"""CPU implementations: chunked torch where a matrix product dominates, the compiled extension elsewhere."""

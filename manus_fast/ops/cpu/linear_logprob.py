@@ -1,0 +1,108 @@
+"""CPU `linear_logprob`: matrix products on chunks of rows, reductions on each chunk at once, a written backward.
+
+Rows with target < 0 are dropped before the first product, so a batch costs what its trained tokens cost. At any time
+one chunk of logits (64 MiB) is held, plus those that `keep` may hold for the backward. fp16 and bf16 operands are
+converted to float32 first (a float32 copy of the weight exists during each pass).
+"""
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from manus_fast.ops.cpu.logprob import chunk_rows, compute_dtype, row_gradient_, row_statistics_, scale_rows_
+
+KEEP_BYTES = 256 << 20
+
+
+def _logits(hidden_rows, weight, bias, softcap):
+    """cap(hidden weightᵀ + bias) `[R, V]` in the dtype of its operands."""
+    z = hidden_rows @ weight.T if bias is None else torch.addmm(bias, hidden_rows, weight.T)
+    return z if softcap is None else z.div_(softcap).tanh_().mul_(softcap)
+
+
+class _LinearLogprob(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, target, temperature, entropy, softcap, keep_bytes):
+        dtype = compute_dtype(hidden.dtype)
+        vocabulary = weight.shape[0]
+        wide_weight = weight.to(dtype)
+        wide_bias = None if bias is None else bias.to(dtype)
+        outputs = torch.zeros(4, hidden.shape[0], dtype=dtype)
+        chunks = list((target >= 0).nonzero()[:, 0].split(chunk_rows(vocabulary, dtype)))
+        kept = []
+        for rows in chunks:
+            z = _logits(hidden[rows].to(dtype), wide_weight, wide_bias, softcap)
+            if sum(k.nbytes for k in kept) + z.nbytes <= keep_bytes:
+                kept.append(z)
+                z = z.clone()
+            scale_rows_(z, temperature, rows)
+            log_prob, row_entropy, top, log_total = row_statistics_(z, target[rows], entropy)
+            outputs[0, rows], outputs[2, rows], outputs[3, rows] = log_prob, top, log_total
+            if entropy:
+                outputs[1, rows] = row_entropy
+        ctx.save_for_backward(hidden, weight, bias, target, *outputs[1:].unbind())
+        ctx.temperature, ctx.softcap, ctx.chunks, ctx.kept = temperature, softcap, chunks, kept
+        ctx.set_materialize_grads(False)
+        return outputs[0].clone(), outputs[1].clone() if entropy else None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_log_prob, grad_entropy):
+        hidden, weight, bias, target, entropy, top, log_total = ctx.saved_tensors
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        dtype = top.dtype
+        if grad_log_prob is None:
+            grad_log_prob = torch.zeros_like(top)
+        wide_weight = weight.to(dtype)
+        wide_bias = None if bias is None else bias.to(dtype)
+        grad_hidden = torch.zeros_like(hidden) if need_hidden else None
+        grad_weight = torch.zeros(weight.shape, dtype=dtype) if need_weight else None
+        grad_bias = torch.zeros(weight.shape[0], dtype=dtype) if need_bias else None
+        for index, rows in enumerate(ctx.chunks):
+            hidden_rows = hidden[rows].to(dtype)
+            if index < len(ctx.kept):
+                capped = ctx.kept[index]
+            else:
+                capped = _logits(hidden_rows, wide_weight, wide_bias, ctx.softcap)
+            dz = scale_rows_(capped.clone(), ctx.temperature, rows)
+            row_gradient_(
+                dz,
+                target[rows],
+                top[rows],
+                log_total[rows],
+                entropy[rows],
+                grad_log_prob[rows],
+                None if grad_entropy is None else grad_entropy[rows],
+            )
+            scale_rows_(dz, ctx.temperature, rows)
+            if ctx.softcap is not None:
+                dz.mul_(1 - (capped / ctx.softcap).square_())
+            if need_hidden:
+                grad_hidden[rows] = (dz @ wide_weight).to(hidden.dtype)
+            if need_weight:
+                grad_weight.addmm_(dz.T, hidden_rows)
+            if need_bias:
+                grad_bias += dz.sum(0)
+        return (
+            grad_hidden,
+            grad_weight.to(weight.dtype) if need_weight else None,
+            grad_bias.to(bias.dtype) if need_bias else None,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def linear_logprob(
+    hidden, weight, target, *, temperature=1.0, bias=None, entropy=True, softcap=None, mode="auto", keep_bytes=None
+):
+    """`manus_fast.ops.linear_logprob` on the CPU; arguments already checked."""
+    if isinstance(temperature, torch.Tensor):
+        temperature = temperature.detach()
+    needs_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
+    if mode == "recompute" or not needs_gradient:
+        keep_bytes = 0
+    elif keep_bytes is None:
+        keep_bytes = KEEP_BYTES if mode == "auto" else target.numel() * weight.shape[0] * 8
+    return _LinearLogprob.apply(hidden, weight, bias, target, temperature, entropy, softcap, keep_bytes)

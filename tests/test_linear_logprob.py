@@ -1,0 +1,235 @@
+"""`linear_logprob`: every backend against the specification in float64, and the edges of its contract."""
+
+import pytest
+import torch
+from tolerances import GRADIENT_ERROR, assert_close, relative_error
+
+from manus_fast.ops import dispatch, linear_logprob, logprob, reference
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BACKENDS = [name for name in ("cpu", "triton") if dispatch.missing("linear_logprob", name, DEVICE) is None]
+DTYPES = [torch.float32, torch.bfloat16] + ([torch.float16] if DEVICE == "cuda" else [])
+# (N, H, V)
+SHAPES = [(1, 1, 1), (7, 5, 129), (9, 33, 1025)]
+if DEVICE == "cuda":
+    SHAPES += [(129, 64, 151936), (1025, 100, 4099), (300, 1536, 32001)]
+
+
+def make(n, h, v, dtype=torch.float32, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "hidden": torch.randn(n, h, generator=g).to(dtype).to(DEVICE),
+        "weight": (torch.randn(v, h, generator=g) * 2 / h**0.5).to(dtype).to(DEVICE),
+        "bias": torch.randn(v, generator=g).to(dtype).to(DEVICE),
+        "target": torch.randint(0, v, (n,), generator=g).to(DEVICE),
+        "temperature": (torch.rand(n, generator=g) + 0.5).to(DEVICE),
+        "upstream": torch.randn(2, n, generator=g).to(DEVICE),
+    }
+
+
+def run(function, case, dtype=None, need=("hidden", "weight", "bias"), use_bias=True, entropy=True, **options):
+    """Outputs, then gradients of hidden, weight and bias, all converted to `dtype` first; None where not in `need`."""
+    leaves = {}
+    for name in ("hidden", "weight", "bias"):
+        leaves[name] = case[name].detach().to(dtype or case[name].dtype, copy=True).requires_grad_(name in need)
+    log_prob, row_entropy = function(
+        leaves["hidden"],
+        leaves["weight"],
+        case["target"],
+        bias=leaves["bias"] if use_bias else None,
+        entropy=entropy,
+        **options,
+    )
+    loss = (log_prob * case["upstream"][0].to(log_prob.dtype)).sum()
+    if entropy:
+        loss = loss + (row_entropy * case["upstream"][1].to(log_prob.dtype)).sum()
+    loss.backward()
+    values = (log_prob.detach(), None if row_entropy is None else row_entropy.detach())
+    return *values, *(leaves[name].grad for name in ("hidden", "weight", "bias"))
+
+
+def check(got, want, dtype):
+    """Values and gradients of a run against the float64 reference."""
+    assert_close(got[0], want[0], dtype)
+    if want[1] is not None:
+        assert_close(got[1], want[1], dtype)
+    for out, expected in zip(got[2:], want[2:], strict=True):
+        assert (out is None) == (expected is None)
+        if out is not None:
+            assert out.dtype == dtype
+            assert relative_error(out, expected) < GRADIENT_ERROR[dtype]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mode", ["recompute", "keep"])
+def test_matches_float64(backend, dtype, shape, mode):
+    case = make(*shape, dtype)
+    if shape[0] > 2:
+        case["target"][1] = -1
+    want = run(reference.linear_logprob, case, torch.float64, temperature=case["temperature"])
+    with dispatch.forced(backend):
+        got = run(linear_logprob, case, temperature=case["temperature"], mode=mode)
+    check(got, want, dtype)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.6}, {"softcap": 2.0}, {"entropy": False}, {"use_bias": False}]
+)
+@pytest.mark.parametrize("mode", ["recompute", "keep"])
+def test_options(backend, options, mode):
+    case = make(6, 17, 140)
+    case["target"][0] = -1
+    need = ("hidden", "weight") if "use_bias" in options else ("hidden", "weight", "bias")
+    want = run(reference.linear_logprob, case, torch.float64, need=need, **options)
+    with dispatch.forced(backend):
+        got = run(linear_logprob, case, need=need, mode=mode, **options)
+    check(got, want, torch.float32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("need", [("hidden",), ("weight",), ("bias",), ("hidden", "bias")])
+def test_only_the_gradients_needed(backend, need):
+    case = make(5, 8, 70)
+    want = run(reference.linear_logprob, case, torch.float64, need=need)
+    with dispatch.forced(backend):
+        got = run(linear_logprob, case, need=need)
+    check(got, want, torch.float32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tied_weight(backend):
+    """The same matrix as embedding and head: both gradients add up in it."""
+    case = make(6, 8, 50)
+    grads = []
+    for function, dtype in ((linear_logprob, torch.float32), (reference.linear_logprob, torch.float64)):
+        weight = case["weight"].to(dtype, copy=True).requires_grad_()
+        hidden = torch.nn.functional.embedding(case["target"], weight)
+        with dispatch.forced(backend):
+            function(hidden.tanh(), weight, case["target"])[0].sum().backward()
+        grads.append(weight.grad)
+    assert relative_error(*grads) < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ignored_rows_are_exact_zeros(backend):
+    case = make(5, 8, 70)
+    case["target"][1], case["target"][4] = -1, -100
+    with dispatch.forced(backend):
+        log_prob, entropy, grad_hidden, grad_weight, _ = run(linear_logprob, case)
+        kept = [0, 2, 3]
+        part = {
+            k: v if k in ("weight", "bias") else v[..., kept] if k == "upstream" else v[kept] for k, v in case.items()
+        }
+        alone = run(linear_logprob, part)
+    for tensor in (log_prob, entropy, grad_hidden):
+        assert (tensor[[1, 4]] == 0).all() and (tensor[kept] != 0).any()
+    assert relative_error(grad_weight, alone[3]) < 1e-6
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+def test_all_ignored_and_empty(backend):
+    for n in (3, 0):
+        case = make(n, 8, 70)
+        case["target"][:] = -1
+        with dispatch.forced(backend):
+            out = run(linear_logprob, case)
+        assert out[0].shape == out[1].shape == (n,)
+        assert all(
+            tensor.shape == like.shape
+            for tensor, like in zip(out[2:], (case["hidden"], case["weight"], case["bias"]), strict=True)
+        )
+        assert not any(tensor.any() for tensor in out)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_impossible_words(backend):
+    """A bias of -inf takes words out: probability zero, no NaN anywhere."""
+    case = make(4, 8, 200)
+    case["bias"][:150] = -torch.inf
+    case["target"][:] = torch.tensor([150, 151, 199, 160])
+    with dispatch.forced(backend):
+        log_prob, entropy, grad_hidden, grad_weight, grad_bias = run(linear_logprob, case)
+        short = {**case, "weight": case["weight"][150:], "bias": case["bias"][150:], "target": case["target"] - 150}
+        want = run(linear_logprob, short)
+    for tensor in (log_prob, entropy, grad_hidden, grad_weight, grad_bias):
+        assert torch.isfinite(tensor).all()
+    assert (grad_weight[:150] == 0).all() and (grad_bias[:150] == 0).all()
+    assert relative_error(log_prob, want[0]) < 1e-5 and relative_error(entropy, want[1]) < 1e-5
+    assert relative_error(grad_hidden, want[2]) < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_partial_keep_equals_recompute(backend, monkeypatch):
+    """Whatever part of the logits is kept, the float32 gradients agree."""
+    import manus_fast.ops.cpu.logprob as rows
+
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 4 * 300 * 4)
+    case = make(11, 6, 300)
+    with dispatch.forced(backend):
+        want = run(linear_logprob, case, mode="recompute")
+        for budget in (0, 4 * 300 * 4, 9 * 300 * 4, 1 << 30):
+            got = run(linear_logprob, case, keep_bytes=budget)
+            for a, b in zip(got, want, strict=True):
+                assert relative_error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_agrees_with_logprob(backend):
+    case = make(6, 12, 90)
+    with dispatch.forced(backend):
+        a = linear_logprob(case["hidden"], case["weight"], case["target"])
+        b = logprob(case["hidden"] @ case["weight"].T, case["target"])
+    assert_close(a[0], b[0], torch.float32)
+    assert_close(a[1], b[1], torch.float32)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inside_torch_compile(backend):
+    case = make(6, 12, 90)
+
+    def step(hidden, weight):
+        log_prob, entropy = linear_logprob(hidden * 2, weight, case["target"])
+        return (log_prob + 0.1 * entropy).mean()
+
+    results = []
+    for function in (step, torch.compile(step, backend="aot_eager")):
+        hidden, weight = case["hidden"].clone().requires_grad_(), case["weight"].clone().requires_grad_()
+        with dispatch.forced(backend):
+            loss = function(hidden, weight)
+            loss.backward()
+        results.append((loss.detach(), hidden.grad, weight.grad))
+    for a, b in zip(*results, strict=True):
+        assert_close(a, b, torch.float32)
+
+
+def test_gradcheck_of_the_written_backward():
+    case = {k: v.cpu().double() if v.dtype.is_floating_point else v.cpu() for k, v in make(4, 3, 6).items()}
+    case["target"][2] = -1
+    for mode in ("recompute", "keep"):
+        with dispatch.forced("cpu"):
+            assert torch.autograd.gradcheck(
+                lambda h, w, b, mode=mode: linear_logprob(
+                    h, w, case["target"], bias=b, temperature=case["temperature"], softcap=1.5, mode=mode
+                ),
+                [case[name].requires_grad_() for name in ("hidden", "weight", "bias")],
+            )
+
+
+def test_errors_name_the_argument():
+    case = make(3, 4, 5)
+    hidden, weight, target = case["hidden"], case["weight"], case["target"]
+    for arguments, options, message in [
+        ((hidden[0], weight, target), {}, "hidden: expected 2 dimensions"),
+        ((hidden, weight[:, :3], target), {}, r"weight: expected unit stride|weight: expected shape \[V, 4\]"),
+        ((hidden, weight.double(), target), {}, "weight: expected the dtype of hidden"),
+        ((hidden, weight, target), {"bias": torch.zeros(4, device=DEVICE)}, r"bias: expected shape \[5\], got \[4\]"),
+        ((hidden, weight, target), {"softcap": -1.0}, "softcap: expected None or a finite number"),
+        ((hidden, weight, target), {"mode": "fast"}, "mode: expected one of auto, recompute, keep"),
+        ((hidden, weight, target), {"keep_bytes": -1}, "keep_bytes: expected None or"),
+        ((hidden.T.contiguous().T, weight, target), {}, "hidden: expected unit stride"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            linear_logprob(*arguments, **options)
