@@ -1,0 +1,119 @@
+"""Opens a causal language model and its tokenizer from a Hugging Face folder or hub name, with clear refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+_log = logging.getLogger(__name__)
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def load_model(
+    path: str | os.PathLike[str],
+    dtype: str = "float32",
+    device: str = "cpu",
+    use_flash_attention_2: bool = False,
+) -> tuple[Any, Any]:
+    """Loads (model, tokenizer).
+
+    Args:
+        path: a folder written by `save_pretrained`, or a hub name ("owner/model").
+        dtype: "float32" | "bfloat16" | "float16" of the weights.
+        device: where the model goes, as torch names it.
+        use_flash_attention_2: ask for flash-attn; without that package a warning says so and SDPA serves.
+
+    Raises:
+        ValueError: no such folder, no config.json in it, a folder or hub name that holds no causal language model, a
+            tokenizer that is missing or names no end-of-sequence token, an unknown dtype, a device torch can't use.
+    """
+    import torch
+
+    if dtype not in DTYPES:
+        raise ValueError(f"model.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    name = check_model_path(path)
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device: expected a device as torch names it (cpu, cuda, cuda:1), got {device!r}") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device: expected a usable CUDA device for {device!r}, got none: torch finds no GPU")
+    tokenizer = load_tokenizer(name)
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            name,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention(use_flash_attention_2),
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise ValueError(f"model: cannot load a causal language model from {name!r}: {_first(error)}") from error
+    if found["missing_keys"]:
+        # transformers would go on with random numbers in their place.
+        raise ValueError(
+            f"model: expected all weights in {name!r}, got none for {len(found['missing_keys'])} of them "
+            f"({min(found['missing_keys'])}, …)"
+        )
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"model: expected an embedding row for each of {len(tokenizer)} tokens, got {rows} in {name!r}"
+        )
+    return model.to(place), tokenizer
+
+
+def load_tokenizer(path: str | os.PathLike[str]) -> Any:
+    """The tokenizer alone; the same refusals as `load_model`. One without a pad token pads with its end token."""
+    from transformers import AutoTokenizer
+
+    name = check_model_path(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise ValueError(f"model: cannot load a tokenizer from {name!r}: {_first(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"model: the tokenizer in {name!r} names no end-of-sequence token (eos_token), and needs one")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def check_model_path(path: str | os.PathLike[str]) -> str:
+    """`path` as text, checked without loading anything: a model folder, or what may be a hub name."""
+    name = str(path)
+    folder = Path(name)
+    if name and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"model: expected a Hugging Face model folder, got {name!r}, which holds no config.json")
+        return name
+    parts = name.split("/")
+    if folder.exists() or len(parts) > 2 or not all(parts) or name.startswith((".", "~")):
+        raise ValueError(f"model: expected a model folder or a hub name, found no folder at {name!r}")
+    return name
+
+
+def attention(use_flash_attention_2: bool) -> str:
+    """The attention implementation to ask transformers for: flash_attention_2 where wanted and present, else sdpa."""
+    if use_flash_attention_2 and importlib.util.find_spec("flash_attn") is None:
+        _log.warning("model.use_flash_attention_2 is set, but the package flash-attn is not installed: using SDPA.")
+        return "sdpa"
+    return "flash_attention_2" if use_flash_attention_2 else "sdpa"
+
+
+def end_ids(model: Any) -> list[int]:
+    """Further end-of-turn ids that the model's generation config names (some models name several)."""
+    named = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    if named is None:
+        return []
+    return [int(i) for i in named] if isinstance(named, list | tuple) else [int(named)]
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,106 @@
+"""What the terminal shows of a run: a bar with figures and time left, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+
+class Progress:
+    """What the terminal shows of a run: a bar with figures and time left, or plain lines where there is no terminal.
+
+        with Progress("ppo", total=200_000, unit="steps") as progress:
+            progress.update(4_000, reward=0.31, success=0.42, tokens_per_second=5200)
+
+    Args:
+        title: what is running.
+        total: how much there is to do, in `unit`.
+        unit: the word after the count.
+        interval: seconds between plain lines.
+        terminal: True or False forces one of the two; None asks standard error.
+    """
+
+    def __init__(
+        self, title: str, total: int, unit: str = "steps", interval: float = 10.0, terminal: bool | None = None
+    ):
+        self.title, self.total, self.unit, self.interval = title, total, unit, interval
+        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._bar: Any = None
+        self._task: Any = None
+        self._start = self._printed = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> Progress:
+        self._start = self._printed = time.monotonic()
+        if self._terminal:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[unit]}  {task.fields[figures]}"),
+                TimeElapsedColumn(),
+                TextColumn("{task.fields[left]}"),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(self.title, total=self.total, unit=self.unit, figures="", left="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _t: TracebackType | None) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int, **figures: float | str) -> None:
+        """Shows `done` of the total; figures named success, *_rate or *_fraction are shown as per cent."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = done  # a resumed run begins beyond 0: its pace counts from here
+            self._paced = now
+        left = self._left(done, now)
+        text = " · ".join(_figure(name, value) for name, value in figures.items())
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, figures=text, left=left)
+        elif done >= self.total or now - self._printed >= self.interval:
+            self._printed = now
+            self.say(f"{self.title}: {done:,} of {self.total:,} {self.unit}{' · ' if text else ''}{text} · {left}")
+
+    def say(self, line: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.console.print(line, highlight=False, markup=False)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def _left(self, done: int, now: float) -> str:
+        if done >= self.total:
+            return f"done in {_duration(now - self._start)}"
+        advanced = done - (self._first or 0)
+        if advanced <= 0:
+            return "time left unknown"
+        return f"{_duration((now - self._paced) * (self.total - done) / advanced)} left"
+
+
+def _figure(name: str, value: float | str) -> str:
+    word = name.replace("_", " ")
+    if isinstance(value, str):
+        return f"{word} {value}"
+    if name == "success" or name.endswith(("_rate", "_fraction")):
+        return f"{word.removesuffix(' rate').removesuffix(' fraction')} {100 * value:.1f} %"
+    if name == "tokens_per_second":
+        return f"{value:,.0f} tok/s"
+    return f"{word} {value:,.0f}" if abs(value) >= 1000 else f"{word} {value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds + 0.5)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
