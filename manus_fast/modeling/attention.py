@@ -4,7 +4,7 @@
 to the forward call. The decoder itself then sees one sequence of N tokens, so its linear layers run on flat tokens:
 
 - `PackedRows`: training rows laid end to end. Rows never see each other and each is causal.
-- a slot cache (rollout/engines/hf.py): new tokens of many episodes against their own cached keys and values.
+- `SlotPlan` (slot_cache.py): new tokens of many episodes, each against the cached keys and values of its slot.
 
 No [N, N] mask exists on any path: the name is not in transformers' mask interface, which makes the model skip masks.
 """
@@ -78,7 +78,29 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     if kinds - {"full_attention"} or windowed:
         got = ", ".join(sorted(kinds - {"full_attention"})) or f"a sliding window of {config.sliding_window}"
         raise ValueError(f"model: expected full causal attention in every layer, got {got} ({name})")
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        # Their frequencies follow the longest sequence of the batch, so a row would depend on its neighbours.
+        raise ValueError(f"model: expected fixed rotary frequencies, got rope type {rope['rope_type']!r} ({name})")
     model.set_attn_implementation(IMPLEMENTATION)
+
+
+def output_head(model: PreTrainedModel) -> torch.nn.Linear:
+    """The lm head, whose plain product with the hidden states is the logits.
+
+    Raises:
+        ValueError: the model scales or caps its logits after the head.
+    """
+    model = _unwrap(model)
+    config = model.config.get_text_config()
+    for name, neutral in (("final_logit_softcapping", None), ("logits_scaling", 1), ("logit_scale", 1)):
+        value = getattr(config, name, None)
+        if value not in (None, neutral):
+            raise ValueError(f"model: expected logits straight from the lm head, got {name} = {value}")
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear):
+        raise ValueError(f"model: expected a causal language model with an lm head, got {type(model).__name__}")
+    return head
 
 
 def packed_hidden(

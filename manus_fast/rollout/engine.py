@@ -49,9 +49,11 @@ class Completion:
 
 
 class Engine(Protocol):
-    """See the module's docstring. `version` counts weight updates."""
+    """See the module's docstring. `version` counts weight updates; `max_length` is the most tokens that a prompt and
+    its reply may have together."""
 
     version: int
+    max_length: int
 
     def submit(self, request: Request) -> None: ...
 
