@@ -8,6 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from manus_fast.modeling import smollm2
+
 _log = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -86,8 +88,12 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
 
 
 def check_model_path(path: str | os.PathLike[str]) -> str:
-    """`path` as text, checked without loading anything: a model folder, or what may be a hub name."""
+    """`path` as text, checked without loading anything: a model folder, "smollm2", or what may be a hub name."""
     name = str(path)
+    if name == smollm2.NAME:
+        if not smollm2.is_present():
+            raise ValueError(f"model: {name} is not on this machine yet: run manus-fast models get {name}")
+        return str(smollm2.default_folder())
     folder = Path(name)
     if name and folder.is_dir():
         if not (folder / "config.json").is_file():
