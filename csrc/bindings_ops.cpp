@@ -1,9 +1,130 @@
+// The ops for Python, by keyword. Arrays arrive as addresses (tensor.data_ptr(), 0 for None): the Python layer has
+// checked shapes, types and lifetimes. Every call gives up the GIL while it works.
 #include "bindings.h"
+
+#include "ops/ops.h"
 
 namespace py = pybind11;
 
 namespace manus_fast {
+namespace {
 
-void register_ops(py::module_& module) { (void)module; }
+// Reads each keyword once; a missing one is a KeyError, one that nothing reads a ValueError.
+class Arguments {
+ public:
+  explicit Arguments(const py::kwargs& given) : given_(given) {}
+
+  template <typename T>
+  T get(const char* name) {
+    ++read_;
+    return given_[name].cast<T>();
+  }
+
+  template <typename T>
+  T* array(const char* name) {
+    return reinterpret_cast<T*>(get<std::uintptr_t>(name));
+  }
+
+  void done() const {
+    if (read_ != given_.size()) throw py::value_error("arguments: expected only the op's own keywords, got others");
+  }
+
+ private:
+  const py::kwargs& given_;
+  std::size_t read_ = 0;
+};
+
+GaeArgs gae_args(Arguments& a) {
+  GaeArgs args{};
+  args.rewards = a.array<const float>("rewards");
+  args.values = a.array<const float>("values");
+  args.mask = a.array<const std::uint8_t>("mask");
+  args.turn_id = a.array<const std::int32_t>("turn_id");
+  args.bootstrap = a.array<const float>("bootstrap");
+  args.cu_seqlens = a.array<const std::int32_t>("cu_seqlens");
+  args.rows = a.get<std::int64_t>("rows");
+  args.row_length = a.get<std::int64_t>("row_length");
+  args.tokens = a.get<std::int64_t>("tokens");
+  args.gamma = a.get<double>("gamma");
+  args.lam = a.get<double>("lam");
+  args.token_gamma = a.get<double>("token_gamma");
+  args.token_lam = a.get<double>("token_lam");
+  args.advantages = a.array<float>("advantages");
+  args.returns = a.array<float>("returns");
+  args.stats = a.array<double>("stats");
+  return args;
+}
+
+Scalar scalar(Arguments& a, const std::string& name) {
+  return Scalar{a.array<const double>((name + "_pointer").c_str()), a.get<double>((name + "_value").c_str())};
+}
+
+PpoLossArgs ppo_loss_args(Arguments& a) {
+  PpoLossArgs args{};
+  args.log_prob = a.array<const float>("log_prob");
+  args.old_log_prob = a.array<const float>("old_log_prob");
+  args.advantages = a.array<const float>("advantages");
+  args.mask = a.array<const std::uint8_t>("mask");
+  args.weights = a.array<const float>("weights");
+  args.scale = a.array<const float>("scale");
+  args.sequence_log_ratio = a.array<const float>("sequence_log_ratio");
+  args.values = a.array<const float>("values");
+  args.old_values = a.array<const float>("old_values");
+  args.returns = a.array<const float>("returns");
+  args.ref_log_prob = a.array<const float>("ref_log_prob");
+  args.entropy = a.array<const float>("entropy");
+  args.n = a.get<std::int64_t>("n");
+  args.mean = scalar(a, "mean");
+  args.rstd = scalar(a, "rstd");
+  args.denominator = scalar(a, "denominator");
+  args.clip_low = a.get<float>("clip_low");
+  args.clip_high = a.get<float>("clip_high");
+  args.dual_clip = a.get<float>("dual_clip");
+  args.value_clip = a.get<float>("value_clip");
+  args.vf_coef = a.get<float>("vf_coef");
+  args.kl_coef = a.get<float>("kl_coef");
+  args.ent_coef = a.get<float>("ent_coef");
+  args.clip = static_cast<Clip>(a.get<int>("clip"));
+  args.kl = static_cast<Kl>(a.get<int>("kl"));
+  args.grad_log_prob = a.array<float>("grad_log_prob");
+  args.grad_values = a.array<float>("grad_values");
+  args.grad_entropy = a.array<float>("grad_entropy");
+  args.loss = a.array<float>("loss");
+  args.stats = a.array<double>("stats");
+  return args;
+}
+
+GroupArgs group_args(Arguments& a) {
+  GroupArgs args{};
+  args.rewards = a.array<const float>("rewards");
+  args.group = a.array<const std::int64_t>("group");
+  args.counted = a.array<const std::uint8_t>("counted");
+  args.order = a.array<const std::int64_t>("order");
+  args.n = a.get<std::int64_t>("n");
+  args.kind = a.get<int>("kind");
+  args.raw_singleton = a.get<bool>("raw_singleton");
+  args.eps = a.get<double>("eps");
+  args.advantages = a.array<float>("advantages");
+  return args;
+}
+
+template <typename Args>
+void define(py::module_& module, const char* name, Args (*read)(Arguments&), void (*run)(const Args&)) {
+  module.def(name, [read, run](const py::kwargs& given) {
+    Arguments arguments(given);
+    const Args args = read(arguments);
+    arguments.done();
+    const py::gil_scoped_release release;
+    run(args);
+  });
+}
+
+}  // namespace
+
+void register_ops(py::module_& module) {
+  define(module, "gae_cpu", &gae_args, &cpu::gae);
+  define(module, "ppo_loss_cpu", &ppo_loss_args, &cpu::ppo_loss);
+  define(module, "group_advantages_cpu", &group_args, &cpu::group_advantages);
+}
 
 }  // namespace manus_fast

@@ -1,0 +1,97 @@
+// The reinforcement-learning ops as plain functions on raw pointers: sizes and, on the GPU, a stream go with
+// them; shapes and types are checked by the Python layer. Arrays are contiguous; N counts tokens.
+#pragma once
+
+#include <cstdint>
+
+namespace manus_fast {
+
+// Rows are [rows, row_length] when cu_seqlens is null, else row r is [cu_seqlens[r], cu_seqlens[r + 1]).
+struct GaeArgs {
+  const float* rewards;              // [N], read only where mask is set
+  const float* values;               // [N], read only where mask is set
+  const std::uint8_t* mask;          // [N]
+  const std::int32_t* turn_id;       // [N], or null: token level
+  const float* bootstrap;            // [rows], or null: 0
+  const std::int32_t* cu_seqlens;    // [rows + 1], or null
+  std::int64_t rows;
+  std::int64_t row_length;
+  std::int64_t tokens;               // N
+  double gamma, lam;                 // per turn, or per token at token level
+  double token_gamma, token_lam;     // inside a turn
+  float* advantages;                 // [N]
+  float* returns;                    // [N]
+  double* stats;                     // [3]: count, mean, sum of squared deviations over the mask
+};
+
+enum class Clip : std::int32_t { ppo = 0, cispo = 1, none = 2 };
+enum class Kl : std::int32_t { k1 = 0, k2 = 1, k3 = 2, k3_plus = 3 };
+
+// Sums over the counted tokens first, maxima last. manus_fast/ops/ppo_loss.py names the entries in this order.
+constexpr int kRatioBounds = 11;
+enum LossStat : int {
+  kCount, kDropped, kPolicy, kValue, kKl, kEntropyLoss,  // losses: already divided by the denominator
+  kClipLow, kClipHigh, kDualClip, kValueClip,            // counts
+  kK1, kK3, kRefKl, kEntropy, kRatio, kWeight, kAdvantage,
+  kReturn, kReturnSq, kError, kErrorSq,
+  kRatioAbove,                                           // counts of ratio > kRatioBound[k]
+  kLossSums = kRatioAbove + kRatioBounds,
+  kRatioMax = kLossSums,
+  kLogRatioMax,                                          // largest |log ratio|
+  kLossStats
+};
+constexpr float kRatioBound[kRatioBounds] = {1.0f, 1.01f, 1.02f, 1.05f, 1.1f, 1.2f, 1.3f, 1.5f, 2.0f, 5.0f, 10.0f};
+
+// A scalar that may live on the device: `pointer` when not null, else `value`.
+struct Scalar {
+  const double* pointer;
+  double value;
+};
+
+struct PpoLossArgs {
+  const float* log_prob;
+  const float* old_log_prob;
+  const float* advantages;
+  const std::uint8_t* mask;
+  const float* weights;        // importance-correction weight of the policy term, or null: 1
+  const float* scale;          // aggregation weight of every term, or null: 1
+  const float* sequence_log_ratio;  // replaces log_prob - old_log_prob in the ratio, or null
+  const float* values;         // null: no value term
+  const float* old_values;     // null: no value clip
+  const float* returns;
+  const float* ref_log_prob;   // null: no KL term
+  const float* entropy;        // null: no entropy term
+  std::int64_t n;
+  Scalar mean, rstd, denominator;
+  float clip_low, clip_high;   // ratio bounds themselves: 1 - low, 1 + high
+  float dual_clip;             // 0: off
+  float value_clip;            // 0: off
+  float vf_coef, kl_coef, ent_coef;
+  Clip clip;
+  Kl kl;
+  float* grad_log_prob;
+  float* grad_values;          // null when values is null
+  float* grad_entropy;         // null when entropy is null
+  float* loss;                 // [1]
+  double* stats;               // [kLossStats]
+};
+
+struct GroupArgs {
+  const float* rewards;          // [E]; NaN: left out, advantage 0
+  const std::int64_t* group;     // [E], any ids
+  const std::uint8_t* counted;   // [E], or null: every entry enters its group's statistics
+  const std::int64_t* order;     // [E]: indices sorted by group, ties by index
+  std::int64_t n;
+  int kind;                      // 0 (R - mean) / (std + eps), 1 R - mean, 2 n / (n - 1) (R - mean)
+  bool raw_singleton;            // a group of one keeps its reward instead of 0
+  double eps;
+  float* advantages;             // [E]
+};
+
+namespace cpu {
+void gae(const GaeArgs& args);
+void ppo_loss(const PpoLossArgs& args);
+void group_advantages(const GroupArgs& args);
+}  // namespace cpu
+
+}  // namespace manus_fast
