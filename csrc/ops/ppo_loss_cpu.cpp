@@ -96,7 +96,7 @@ struct Constants {
 struct Sums {
   Floats sum[kRatioAbove];
   Ints count[kLossSums];  // minus the count: a true comparison is -1
-  Doubles return_sq, error_sq;
+  Doubles wide[4];        // return, return_sq, error, error_sq: a variance is their difference
   Floats ratio_max, log_ratio_max;
 };
 
@@ -169,12 +169,12 @@ MF_INLINE void tokens(const PpoLossArgs& args, const Constants& constants, std::
     }
     store(args.grad_values + i, share * args.vf_coef * value_slope, n);
     sums.sum[kValue] += share * value_loss;
-    sums.sum[kReturn] += returns;
-    sums.sum[kError] -= error;
     const Doubles wide_return = __builtin_convertvector(returns, Doubles);
     const Doubles wide_error = __builtin_convertvector(error, Doubles);
-    sums.return_sq += wide_return * wide_return;
-    sums.error_sq += wide_error * wide_error;
+    sums.wide[0] += wide_return;
+    sums.wide[1] += wide_return * wide_return;
+    sums.wide[2] -= wide_error;
+    sums.wide[3] += wide_error * wide_error;
   }
   if (args.ref_log_prob) {
     const Floats d = kept(args.ref_log_prob) - log_prob;
@@ -238,10 +238,8 @@ void chunk(const PpoLossArgs& args, const Constants& constants, std::int64_t beg
     for (int l = 0; l < kLanes; ++l) {
       if (is_count(k)) {
         total -= sums.count[k][l];
-      } else if (k == kReturnSq) {
-        total += sums.return_sq[l];
-      } else if (k == kErrorSq) {
-        total += sums.error_sq[l];
+      } else if (k >= kReturn && k <= kErrorSq) {
+        total += sums.wide[k - kReturn][l];
       } else {
         total += double(sums.sum[k][l]);
       }

@@ -43,6 +43,7 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "group_advantages": {
         "reference": "manus_fast.ops.reference:group_advantages",
+        "cpu": "manus_fast.ops.cpu.group_advantages:group_advantages",
     },
 }
 
@@ -50,7 +51,7 @@ TABLE: dict[str, dict[str, str]] = {
 PREFERENCE = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton", "reference")}
 
 # Backends written in terms of the compiled extension; the other "cpu" implementations are plain torch.
-NEEDS_EXTENSION = {("gae", "cpu"), ("ppo_loss", "cpu")}
+NEEDS_EXTENSION = {("gae", "cpu"), ("ppo_loss", "cpu"), ("group_advantages", "cpu")}
 
 _forced: list[str] = []
 

@@ -1,6 +1,9 @@
 """The specification of every op in plain torch: short, differentiable by autograd, exact in float64, on any device."""
 
+from manus_fast.ops.reference.gae import gae
+from manus_fast.ops.reference.group_advantages import group_advantages
 from manus_fast.ops.reference.linear_logprob import linear_logprob
 from manus_fast.ops.reference.logprob import logprob
+from manus_fast.ops.reference.ppo_loss import ppo_loss
 
-__all__ = ["linear_logprob", "logprob"]
+__all__ = ["gae", "group_advantages", "linear_logprob", "logprob", "ppo_loss"]
