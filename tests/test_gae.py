@@ -77,7 +77,8 @@ def check(got, want):
 
 def test_token_level_by_hand(on):
     # gamma .9, lam .5; the masked token neither decays nor contributes.
-    # t3: d = 1 - .5 = .5; t1: d = 0 + .9*.5 - .2 = .25, A = .25 + .45*.5 = .475; t0: d = .9*.2 - .1 = .08, A = .08 + .45*.475
+    # t3: d = 1 - .5 = .5. t1: d = 0 + .9*.5 - .2 = .25, A = .25 + .45*.5 = .475.
+    # t0: d = .9*.2 - .1 = .08, A = .08 + .45*.475
     inputs = {
         "rewards": torch.tensor([[0.0, 0.0, 0.0, 1.0]]),
         "values": torch.tensor([[0.1, 0.2, 9.0, 0.5]]),

@@ -315,7 +315,9 @@ def test_gspo_ratio_is_the_rows_mean(on):
 def test_scalars_may_be_tensors(on):
     arrays, config = make((100,)), PPOLossConfig()
     numbers = run(on, arrays, config, mean=0.5, rstd=2.0, denominator=70)
-    tensors = run(on, arrays, config, mean=torch.tensor(0.5), rstd=torch.tensor(2.0).double(), denominator=torch.tensor(70))
+    tensors = run(
+        on, arrays, config, mean=torch.tensor(0.5), rstd=torch.tensor(2.0).double(), denominator=torch.tensor(70)
+    )
     assert torch.equal(numbers[0], tensors[0]) and torch.equal(numbers[2]["log_prob"], tensors[2]["log_prob"])
 
 

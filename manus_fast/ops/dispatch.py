@@ -34,12 +34,10 @@ TABLE: dict[str, dict[str, str]] = {
     "gae": {
         "reference": "manus_fast.ops.reference:gae",
         "cpu": "manus_fast.ops.cpu.gae:gae",
-        "triton": "manus_fast.ops.triton.gae:gae",
     },
     "ppo_loss": {
         "reference": "manus_fast.ops.reference:ppo_loss",
         "cpu": "manus_fast.ops.cpu.ppo_loss:ppo_loss",
-        "triton": "manus_fast.ops.triton.ppo_loss:ppo_loss",
     },
     "group_advantages": {
         "reference": "manus_fast.ops.reference:group_advantages",

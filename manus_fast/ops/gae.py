@@ -28,13 +28,13 @@ def gae(
       cu_seqlens[r + 1], the first 0, the last N). values[t] is the value before token t. float64 runs on the reference.
     mask: bool, the shape of rewards. What rewards and values hold where it is False is never read.
     bootstrap: float32 `[rows]`, the value after the last token of a truncated row and 0 for a finished one.
-    turn_id: int32, the shape of rewards; None: token level, where gamma and lam act on every step between masked-in tokens.
-      With it gamma and lam act once a turn: a turn's reward is the sum of its tokens' rewards, its value that at its last
-      token, and what follows it is credited at that token; token_gamma and token_lam act between the tokens of a turn.
+    turn_id: int32, the shape of rewards; None: token level, where gamma and lam act on every step between tokens.
+      With it gamma and lam act once a turn: a turn's reward is the sum of its tokens' rewards, its value that at its
+      last token, and what follows it is credited there; token_gamma and token_lam act between the tokens of a turn.
 
-    Returns advantages and returns = advantages + values, both 0 where mask is False, and float64 `[3]` = count, mean and
-    sum of squared deviations of the advantages over the mask (`merge_stats` joins ranks, `normalizer` gives mean and rstd).
-    No gradient flows. ValueError for shapes, dtypes or layouts other than these; inputs must be contiguous.
+    Returns advantages and returns = advantages + values, both 0 where mask is False, and float64 `[3]` = count, mean
+    and sum of squared deviations of the advantages over the mask (`merge_stats` joins ranks, `normalizer` gives mean
+    and rstd). No gradient flows. ValueError for shapes, dtypes or layouts other than these; inputs must be contiguous.
     """
     _check(rewards, values, mask, bootstrap, cu_seqlens, turn_id)
     for name, value in (("gamma", gamma), ("lam", lam), ("token_gamma", token_gamma), ("token_lam", token_lam)):
@@ -53,7 +53,7 @@ def gae(
 
 
 def merge_stats(stats: torch.Tensor) -> torch.Tensor:
-    """Joins statistics float64 `[..., 3]` (count, mean, sum of squared deviations) of parts into those of the whole, `[3]`.
+    """Joins statistics float64 `[..., 3]` (count, mean, squared deviations) of parts into those of the whole, `[3]`.
 
     The parts may come from ranks or micro-batches, in any number; empty ones do not matter. Chan et al. 1983.
     """

@@ -1,7 +1,7 @@
 """Advantages relative to a group of rollouts of the same task: GRPO, Dr. GRPO, RLOO, and GiGPO's two levels.
 
-Sources: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv 2402.14740; GiGPO, arXiv 2505.10978, equations 3-8.
-Nothing here loops over groups in Python or copies to the host.
+Sources: GRPO, arXiv 2402.03300; Dr. GRPO, arXiv 2503.20783; RLOO, arXiv 2402.14740; GiGPO, arXiv 2505.10978,
+equations 3-8. Nothing here loops over groups in Python or copies to the host.
 """
 
 import torch
@@ -28,7 +28,7 @@ def group_advantages(
     group: int64 `[E]`, equal ids belong together, in any order.
     kind: "grpo" (R - mean) / (std + eps) with Bessel's correction; "dr_grpo" R - mean; "rloo" n / (n - 1) * (R - mean).
     trajectory: int64 `[E]`, which trajectory each entry (a row, a step) is of; None: one entry a trajectory. With unit
-      "trajectory" a trajectory counts once in its group's statistics, its first valid entry; with "step" every entry does.
+      "trajectory" a trajectory counts once in its group's statistics, by its first valid entry; "step": each entry.
     singleton: in a group with one counted entry, "zero" gives 0, "raw" the reward itself, as some trainers do.
 
     Groups whose rewards are all equal give exactly 0. ValueError for other shapes, types or names.
@@ -38,7 +38,11 @@ def group_advantages(
     for name, ids in (("group", group), ("trajectory", trajectory)):
         if ids is not None and (ids.dtype != torch.int64 or ids.shape != rewards.shape):
             raise ValueError(f"{name}: expected int64 {list(rewards.shape)}, got {ids.dtype} {list(ids.shape)}")
-    for name, value, allowed in (("kind", kind, KINDS), ("unit", unit, UNITS), ("singleton", singleton, ("zero", "raw"))):
+    for name, value, allowed in (
+        ("kind", kind, KINDS),
+        ("unit", unit, UNITS),
+        ("singleton", singleton, ("zero", "raw")),
+    ):
         if value not in allowed:
             raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got '{value}'")
     with torch.no_grad():
@@ -53,7 +57,7 @@ def group_advantages(
 
 
 def step_groups(group: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-    """Ids int64 `[S]` that are equal exactly where both group `[S]` and anchor `[S]` (a hash of the raw observation) are."""
+    """Ids int64 `[S]`, equal exactly where both group `[S]` and anchor `[S]` (a hash of the raw observation) are."""
     # Sorted by anchor, then stably by group: equal pairs are neighbours.
     order = torch.argsort(anchor, stable=True)
     order = order[torch.argsort(group[order], stable=True)]
@@ -78,10 +82,10 @@ def gigpo_advantages(
 ) -> torch.Tensor:
     """GiGPO: A = A_episode + step_weight * A_step for each step, float32 `[S]`.
 
-    episode_rewards float32 `[E]` and group int64 `[E]` by episode; step_returns float32 `[S]` (discounted, after penalties:
-    `discounted_returns`), episode int64 `[S]` (index into the former two) and anchor int64 `[S]` (hash of the raw
-    observation before the step) by step. Steps of one task group with the same anchor form a step group; alone, A_step is
-    0. kind "grpo" divides by the standard deviation on both levels (ALFWorld), "dr_grpo" does not (WebShop).
+    episode_rewards float32 `[E]` and group int64 `[E]` by episode; step_returns float32 `[S]` (`discounted_returns`,
+    after penalties), episode int64 `[S]` (index into the former two) and anchor int64 `[S]` (hash of the raw
+    observation before the step) by step. Steps of one task group with one anchor form a step group; alone, A_step is 0.
+    kind "grpo" divides by the standard deviation on both levels (ALFWorld), "dr_grpo" does not (WebShop).
     unit: "trajectory": each episode counts once in A_episode; "step": once for each of its steps.
     """
     of_step = episode_rewards[episode]

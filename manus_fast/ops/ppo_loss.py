@@ -16,7 +16,7 @@ CLIPS = ("ppo", "cispo", "none")
 KLS = ("k1", "k2", "k3", "k3+")
 
 # The entries of the statistics vector, in the order of LossStat in csrc/ops/ops.h: sums, then two maxima. Losses are
-# shares of the whole batch's loss (divided by its denominator), so adding micro-batches and ranks gives the batch's value.
+# shares of the whole batch's loss (divided by its denominator): added over micro-batches and ranks they give its value.
 STAT_NAMES = (
     "count", "dropped", "policy_loss", "value_loss", "kl_loss", "entropy_loss",
     "clip_low", "clip_high", "dual_clip", "value_clip",
@@ -94,30 +94,33 @@ def ppo_loss(
     ref_log_prob: torch.Tensor | None = None,
     entropy: torch.Tensor | None = None,
     cu_seqlens: torch.Tensor | None = None,
-    config: PPOLossConfig = PPOLossConfig(),  # noqa: B008 (frozen)
+    config: PPOLossConfig = PPOLossConfig(),
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """loss = policy + vf_coef * value + kl_coef * KL - ent_coef * entropy, each a sum over the mask / denominator.
 
-    Per-token arrays are float32 `[N]` packed or `[B, T]`, all of one shape, contiguous; mask is bool. What they hold where
-    mask is False is never read. float64 runs on the reference. Gradients flow to log_prob, values and entropy.
+    Per-token arrays are float32 `[N]` packed or `[B, T]`, all of one shape, contiguous; mask is bool. What they hold
+    where mask is False is never read. float64 runs on the reference. Gradients flow to log_prob, values and entropy.
 
     mean, rstd: the policy term uses (advantages - mean) * rstd; see `manus_fast.ops.gae.normalizer`.
-    denominator: the count for the whole batch over all ranks and micro-batches (`loss_denominator`, summed); the gradient
-      then does not depend on how the batch was cut. 0: loss and gradient are 0. These three: numbers or scalar tensors.
+    denominator: the count for the whole batch over all ranks and micro-batches (`loss_denominator`, summed); the
+      gradient then does not depend on how the batch was cut. 0: loss and gradient are 0. These three: numbers or
+      scalar tensors.
     weights: importance-correction weight of the policy term, constant. None: 1.
     values, returns: both or none; old_values besides, unless value_clip is None. values given: a value term.
     ref_log_prob: a KL term; entropy: an entropy term. None: no such term.
     cu_seqlens: int32 `[R + 1]`, the rows of a packed batch; needed by ratio "sequence" and "seq-mean-token-mean".
 
-    A token whose log-probability, new or old, is not finite is left out and counted as dropped. Log ratios are clamped to
-    ±20, where the gradient is 0; k3 to 10. Returns the loss, a float32 scalar, and float64 statistics `[len(STAT_NAMES)]`
-    on the device: `merge_loss_stats` joins them, `loss_metrics` reads them. ValueError for other shapes, types or layouts.
+    A token whose log-probability, new or old, is not finite is left out and counted as dropped. Log ratios are clamped
+    to ±20, where the gradient is 0; k3 to 10. Returns the loss, a float32 scalar, and float64 statistics
+    `[len(STAT_NAMES)]` on the device: `merge_loss_stats` joins them, `loss_metrics` reads them. ValueError for other
+    shapes, types or layouts.
     """
     if log_prob.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"log_prob: expected float32, got {log_prob.dtype}")
     arrays = {
         "log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages, "weights": weights,
-        "values": values, "old_values": old_values, "returns": returns, "ref_log_prob": ref_log_prob, "entropy": entropy,
+        "values": values, "old_values": old_values, "returns": returns, "ref_log_prob": ref_log_prob,
+        "entropy": entropy,
     }  # fmt: skip
     for name, tensor in (*arrays.items(), ("mask", mask)):
         dtype = torch.bool if name == "mask" else log_prob.dtype
@@ -149,7 +152,7 @@ def ppo_loss(
 
 
 def loss_denominator(mask: torch.Tensor, cu_seqlens: torch.Tensor | None, config: PPOLossConfig) -> torch.Tensor:
-    """This batch's part of the denominator, a float64 scalar: add over micro-batches and ranks, then give it to `ppo_loss`.
+    """This batch's part of the denominator, a float64 scalar: add over micro-batches and ranks for `ppo_loss`.
 
     "token-mean": tokens in the mask. "seq-mean-*": rows with any, times norm_length for "seq-mean-token-sum-norm".
     """
@@ -160,7 +163,7 @@ def loss_denominator(mask: torch.Tensor, cu_seqlens: torch.Tensor | None, config
 
 
 def merge_loss_stats(stats: torch.Tensor) -> torch.Tensor:
-    """Statistics float64 `[..., len(STAT_NAMES)]` of parts of a batch → those of the whole: sums added, maxima taken."""
+    """Statistics float64 `[..., len(STAT_NAMES)]` of parts of a batch → of the whole: sums added, maxima taken."""
     parts = stats.reshape(-1, len(STAT_NAMES))
     return torch.cat([parts[:, :-MAXIMA].sum(0), parts[:, -MAXIMA:].amax(0)])
 
@@ -180,7 +183,8 @@ def loss_metrics(stats: torch.Tensor) -> dict[str, float]:
         **{name: s[name] for name in ("count", "dropped", "policy_loss", "value_loss", "kl_loss", "entropy_loss")},
         **{f"{name}_fraction": s[name] / n for name in ("clip_low", "clip_high", "dual_clip", "value_clip")},
         "clip_fraction": (s["clip_low"] + s["clip_high"]) / n,
-        "approx_kl_k1": s["k1"] / n, "approx_kl_k3": s["k3"] / n, "ref_kl": s["ref_kl"] / n, "entropy": s["entropy"] / n,
+        "approx_kl_k1": s["k1"] / n, "approx_kl_k3": s["k3"] / n,
+        "ref_kl": s["ref_kl"] / n, "entropy": s["entropy"] / n,
         "ratio_mean": s["ratio"] / n, "ratio_max": s["ratio_max"], "log_ratio_max": s["log_ratio_max"],
         "ratio_p95_bound": min(bounds[0], s["ratio_max"]) if bounds else s["ratio_max"],
         "weight_mean": s["weight"] / n, "advantage_mean": s["advantage"] / n, "return_mean": s["return"] / n,

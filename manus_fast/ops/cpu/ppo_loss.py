@@ -41,9 +41,10 @@ def launch_extension(function, arrays, *, mean, rstd, denominator, config, strea
         **{f"grad_{name}": pointer(gradient) for name, gradient in gradients.items()},
         **scalars,
         **({} if stream is None else {"stream": stream}),
-        n=log_prob.numel(), clip_low=1 - config.clip_range, clip_high=1 + config.high, dual_clip=config.dual_clip or 0.0,
-        value_clip=config.value_clip or 0.0, vf_coef=config.vf_coef, kl_coef=config.kl_coef, ent_coef=config.ent_coef,
-        clip=CLIPS.index(config.clip), kl=KLS.index(config.kl), loss=loss.data_ptr(), stats=stats.data_ptr(),
+        n=log_prob.numel(), clip_low=1 - config.clip_range, clip_high=1 + config.high,
+        dual_clip=config.dual_clip or 0.0, value_clip=config.value_clip or 0.0, vf_coef=config.vf_coef,
+        kl_coef=config.kl_coef, ent_coef=config.ent_coef, clip=CLIPS.index(config.clip),
+        kl=KLS.index(config.kl), loss=loss.data_ptr(), stats=stats.data_ptr(),
     )  # fmt: skip
     return loss, stats, list(gradients.values())
 
