@@ -1,0 +1,235 @@
+"""The policy: a causal language model with an optional value function, scored on packed rows.
+
+    policy = Policy(model, critic="shared")
+    output = policy.score(pack(rows), entropy=True, value=True, temperature=1.0)
+    output.log_prob[t]      # of token t, predicted from position t-1; 0 off the loss mask
+
+Only positions whose next token is trained reach the lm head, through `ops.linear_logprob`, so no [tokens, vocabulary]
+matrix is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from manus_fast.agent.trajectory import Row
+from manus_fast.data.packing import PackedRows, micro_batches, pack
+from manus_fast.modeling.attention import packed_hidden, use_packed_attention
+from manus_fast.ops import linear_logprob
+
+CRITICS = ("none", "shared", "separate")
+
+
+@dataclass
+class ScoreOutput:
+    """Per-token results, aligned like `PackedRows`: entry t is about token t, 0 where the loss mask is False."""
+
+    log_prob: torch.Tensor
+    """float32 [N], under the model's distribution at the temperature."""
+    entropy: torch.Tensor | None
+    """float32 [N], in nats, of the distribution that token t was drawn from."""
+    value: torch.Tensor | None
+    """float32 [N]: V(hidden[t-1])."""
+    last_value: torch.Tensor | None
+    """float32 [R]: V after each row's last token."""
+
+
+class Policy(nn.Module):
+    """See the module's docstring.
+
+    Args:
+        model: a Hugging Face causal LM, or a PEFT wrapper of one. Its attention is switched to packed rows in place.
+        critic: "none"; "shared": a linear head on the policy's last hidden states; "separate": a linear head on a
+            decoder of its own that starts as a copy of the policy's. The head is float32 and starts at 0, so that a
+            fresh critic predicts 0 everywhere.
+        gradient_checkpointing: keep only layer inputs for the backward pass and compute the rest again.
+
+    Raises:
+        ValueError: unknown critic, no output embeddings, or attention that packed rows cannot express.
+    """
+
+    def __init__(self, model: nn.Module, critic: str = "none", gradient_checkpointing: bool = False):
+        super().__init__()
+        if critic not in CRITICS:
+            raise ValueError(f"ppo.critic: expected one of {', '.join(CRITICS)}, got {critic!r}")
+        if _base(model).get_output_embeddings() is None:
+            raise ValueError(f"model: expected a causal LM with output embeddings, got {type(model).__name__}")
+        use_packed_attention(model)
+        self.model = model
+        self.critic_kind = critic
+        self.critic: nn.Module | None = None
+        self.value_head: nn.Linear | None = None
+        if critic != "none":
+            config = _base(model).config.get_text_config()
+            device = next(model.parameters()).device
+            self.value_head = nn.Linear(config.hidden_size, 1, dtype=torch.float32, device=device)
+            nn.init.zeros_(self.value_head.weight)
+            nn.init.zeros_(self.value_head.bias)
+        if critic == "separate":
+            self.critic = copy.deepcopy(_base(model).base_model)
+            self.critic.requires_grad_(True)
+            use_packed_attention(self.critic)
+        self.gradient_checkpointing = gradient_checkpointing
+        if gradient_checkpointing:
+            for trunk in (model, self.critic):
+                if trunk is not None:
+                    trunk.gradient_checkpointing_enable({"use_reentrant": False})
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def has_critic(self) -> bool:
+        return self.value_head is not None
+
+    def cast(self, dtype: torch.dtype) -> None:
+        """Casts the decoders to `dtype`, in place; the value head stays float32."""
+        self.model.to(dtype)
+        if self.critic is not None:
+            self.critic.to(dtype)
+
+    def score(
+        self, packed: PackedRows, *, entropy: bool = False, value: bool = False, temperature: float = 1.0
+    ) -> ScoreOutput:
+        """Log-probabilities (and entropy, values) of the trainable tokens of `packed`, differentiable.
+
+        Raises:
+            ValueError: `value` without a critic.
+        """
+        if value and self.value_head is None:
+            raise ValueError("value: expected a policy with a critic, got ppo.critic 'none'")
+        if self.gradient_checkpointing:
+            # Checkpointed layers keep little in train mode only; there is no dropout (packed attention refuses it).
+            self.train(torch.is_grad_enabled())
+        tokens, where = packed.tokens, packed.trainable
+        span = (packed.token_ids, packed.position_ids, packed.cu_seqlens, packed.max_length)
+        hidden = packed_hidden(self.model, *span)
+        before = hidden.index_select(0, where - 1)
+        weight, bias, scale, softcap = lm_head(self.model)
+        log_prob, entropies = linear_logprob(
+            before.to(weight.dtype),
+            weight,
+            packed.token_ids.index_select(0, where),
+            temperature=temperature * scale,
+            bias=bias,
+            entropy=entropy,
+            softcap=softcap,
+        )
+        values = last_value = None
+        if value:
+            trunk = hidden if self.critic is None else packed_hidden(self.critic, *span)
+            before = before if self.critic is None else trunk.index_select(0, where - 1)
+            values = _spread(self.value_head(before.float()).squeeze(-1), where, tokens)
+            ends = packed.cu_seqlens[1:].long() - 1
+            last_value = self.value_head(trunk.index_select(0, ends).float()).squeeze(-1)
+        return ScoreOutput(
+            log_prob=_spread(log_prob, where, tokens),
+            entropy=None if entropies is None else _spread(entropies, where, tokens),
+            value=values,
+            last_value=last_value,
+        )
+
+    @torch.no_grad()
+    def score_all(
+        self,
+        packed: PackedRows,
+        *,
+        entropy: bool = False,
+        value: bool = False,
+        temperature: float = 1.0,
+        max_rows: int | None = None,
+        max_tokens: int | None = None,
+    ) -> ScoreOutput:
+        """`score` without gradients over any number of rows, in packs of limited size; results on packed's device."""
+        log_prob = torch.zeros(packed.tokens, dtype=torch.float32, device=packed.device)
+        entropies = torch.zeros_like(log_prob) if entropy else None
+        values = torch.zeros_like(log_prob) if value else None
+        last = torch.zeros(packed.rows, dtype=torch.float32, device=packed.device) if value else None
+        starts = packed.cu_seqlens.cpu().numpy()
+        for index in micro_batches(packed.lengths, max_rows=max_rows, max_tokens=max_tokens):
+            part = self.score(
+                packed.select(index).to(self.device), entropy=entropy, value=value, temperature=temperature
+            )
+            spans = [torch.arange(starts[r], starts[r + 1]) for r in index]
+            where = torch.cat(spans).to(packed.device)
+            log_prob[where] = part.log_prob.float().to(packed.device)
+            if entropy:
+                entropies[where] = part.entropy.float().to(packed.device)
+            if value:
+                values[where] = part.value.to(packed.device)
+                last[torch.from_numpy(index).to(packed.device)] = part.last_value.to(packed.device)
+        return ScoreOutput(log_prob=log_prob, entropy=entropies, value=values, last_value=last)
+
+    def value_of(self, max_tokens: int | None = None) -> Callable[[Sequence[Row]], np.ndarray]:
+        """A function from rows to V after each row's last token, float32 [R], without gradients: for search."""
+
+        def last_values(rows: Sequence[Row]) -> np.ndarray:
+            return self.score_all(pack(rows), value=True, max_tokens=max_tokens).last_value.numpy()
+
+        return last_values
+
+    def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The language model's tensors by Hugging Face parameter name, for an engine's `load`."""
+        for name, parameter in _base(self.model).named_parameters():
+            yield name, parameter.detach()
+
+
+class Reference:
+    """The frozen policy that a KL term measures from.
+
+    With adapters (PEFT) it is the model itself with adapters off and costs no memory; otherwise it is a copy.
+    """
+
+    def __init__(self, policy: Policy):
+        self._adapters = hasattr(policy.model, "disable_adapter")
+        if self._adapters:
+            self._policy = policy
+        else:
+            self._policy = Policy(copy.deepcopy(policy.model)).requires_grad_(False).eval()
+
+    def log_prob(
+        self,
+        packed: PackedRows,
+        *,
+        temperature: float = 1.0,
+        max_rows: int | None = None,
+        max_tokens: int | None = None,
+    ) -> torch.Tensor:
+        """float32 [N], aligned like `ScoreOutput.log_prob`, without gradients."""
+        off = self._policy.model.disable_adapter() if self._adapters else contextlib.nullcontext()
+        with off:
+            return self._policy.score_all(
+                packed, temperature=temperature, max_rows=max_rows, max_tokens=max_tokens
+            ).log_prob
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Tensors by name; empty with adapters."""
+        return {} if self._adapters else dict(self._policy.model.named_parameters())
+
+
+def lm_head(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None, float, float | None]:
+    """The output matrix [V, H], its bias, what logits are divided by, and the soft cap on them, of any causal LM."""
+    base = _base(model)
+    head = base.get_output_embeddings()
+    config = base.config.get_text_config()
+    softcap = getattr(config, "final_logit_softcapping", None)
+    scale = float(getattr(config, "logits_scaling", None) or 1.0) / float(getattr(config, "logit_scale", None) or 1.0)
+    return head.weight, getattr(head, "bias", None), scale, softcap
+
+
+def _base(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _spread(values: torch.Tensor, where: torch.Tensor, length: int) -> torch.Tensor:
+    """[M] values at positions `where` of a zero vector [length]."""
+    return torch.zeros(length, dtype=values.dtype, device=values.device).index_copy(0, where, values)

@@ -1,0 +1,271 @@
+"""One policy-gradient update: from a collection of rows to new weights and a dictionary of statistics.
+
+    policy = Policy(model, critic=config.critic_kind)
+    backend = make_backend(policy, BackendConfig(), config.optimizer(), dtype="bf16")
+    update = PolicyGradientUpdate(policy, backend, config, temperature=1.0, gradient_accumulation_steps=4, seed=1)
+    for iteration in range(n):
+        trajectories = …                                    # from the rollout
+        stats = update.run(
+            build_rows(trajectories), Episodes.of(trajectories),
+            iteration=iteration, progress=iteration / n, learning_rate=1e-6,
+        )
+        # {"policy/loss": …, "policy/clip_fraction": …, "critic/explained_variance": …, "update/grad_norm": …, …}
+
+The order of rows in a mini-batch, the size of micro-batches and how they are packed do not change the gradient, up to
+rounding: every loss is divided by a count over the whole mini-batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from manus_fast.agent.trajectory import Row
+from manus_fast.data.packing import PackedRows, micro_batch_rows, micro_batches, pack
+from manus_fast.learn.advantages import Advantages, Episodes, estimate
+from manus_fast.learn.backend import Backend
+from manus_fast.learn.guard import FiniteGuard
+from manus_fast.learn.losses import PPOConfig, denominator_of, policy_gradient_loss
+from manus_fast.learn.policy import Policy, Reference
+from manus_fast.ops.gae import normalizer
+from manus_fast.ops.ppo_loss import loss_metrics, merge_loss_stats
+
+# Where each statistic of ops.loss_metrics is logged; those about the critic only where there is one.
+_POLICY = {
+    "policy_loss": "policy/loss",
+    "clip_fraction": "policy/clip_fraction",
+    "clip_low_fraction": "policy/clip_low_fraction",
+    "clip_high_fraction": "policy/clip_high_fraction",
+    "dual_clip_fraction": "policy/dual_clip_fraction",
+    "approx_kl_k1": "policy/approx_kl_k1",
+    "approx_kl_k3": "policy/approx_kl_k3",
+    "ratio_mean": "policy/ratio_mean",
+    "ratio_max": "policy/ratio_max",
+    "ratio_p95_bound": "policy/ratio_p95_bound",
+    "weight_mean": "policy/weight_mean",
+    "dropped": "policy/dropped_tokens",
+}
+_CRITIC = {
+    "value_loss": "critic/loss",
+    "value_clip_fraction": "critic/clip_fraction",
+    "explained_variance": "critic/explained_variance",
+    "return_mean": "critic/return_mean",
+}
+
+
+def check_batch_size(batch_size: int, collected: int) -> None:
+    """Raises ValueError when a mini-batch asks for more rows than a collection can hold."""
+    if batch_size > collected:
+        raise ValueError(f"ppo.batch_size: expected at most the {collected} rows that are collected, got {batch_size}")
+
+
+class PolicyGradientUpdate:
+    """See the module's docstring.
+
+    Args:
+        policy: with the critic that `config.critic_kind` names.
+        backend: optimises `policy`.
+        config: the `ppo` block.
+        temperature: of sampling, so that both sides describe the same distribution.
+        gradient_accumulation_steps: micro-batches a mini-batch.
+        seed: of the order of rows.
+        reference: the policy to measure KL from; None: the policy as it is now. Unused where kl_coef is 0.
+        dump_folder: where batches of skipped steps are saved; None keeps none.
+
+    Raises:
+        ValueError: batch_size does not divide, or the policy has no critic where the advantage needs one.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        backend: Backend,
+        config: PPOConfig,
+        *,
+        temperature: float = 1.0,
+        gradient_accumulation_steps: int = 1,
+        seed: int = 0,
+        reference: Reference | None = None,
+        dump_folder: Path | None = None,
+    ):
+        self.policy, self.backend, self.config = policy, backend, config
+        self.temperature, self.seed = temperature, seed
+        if policy.critic_kind != config.critic_kind:
+            raise ValueError(
+                f"policy: expected critic {config.critic_kind!r} for ppo.advantage {config.advantage!r}, "
+                f"got {policy.critic_kind!r}"
+            )
+        if not temperature > 0:
+            raise ValueError(f"rollout.temperature: expected a number above 0 to train on, got {temperature}")
+        self.micro_rows = micro_batch_rows(config.batch_size, backend.world_size, gradient_accumulation_steps)
+        self.reference = None
+        if config.needs_reference:
+            self.reference = reference or Reference(policy)
+        self.kl = config.kl_controller()
+        self.guard = FiniteGuard(config.max_bad_steps, dump_folder)
+        self.steps = 0
+
+    def run(
+        self,
+        rows: Sequence[Row],
+        episodes: Episodes | None = None,
+        *,
+        iteration: int,
+        progress: float,
+        learning_rate: float,
+    ) -> dict[str, float]:
+        """Updates the weights on one collection.
+
+        Args:
+            rows: of all valid episodes, rows of an episode together; those without a trainable token are left out.
+            episodes: the collection's episodes; the group advantages need them.
+            iteration: makes the order of rows differ from one collection to the next.
+            progress: share of training done, in [0, 1], for schedules.
+            learning_rate: of every step of this update.
+
+        Raises:
+            ValueError: `batch_size` is larger than the collection (episodes that failed still count as collected).
+            NonFiniteError: too many steps in a row with a loss or gradient that is not finite.
+        """
+        kept = [row for row in rows if row.loss_mask.any()]
+        check_batch_size(self.config.batch_size, max(len(kept), 0 if episodes is None else len(episodes.reward)))
+        stats: dict[str, float] = {"update/rows": len(kept), "update/rows_without_targets": len(rows) - len(kept)}
+        if not kept:
+            return stats
+        packed = pack(kept).to(self.policy.device)
+        kl_coef, ent_coef = self.kl.at(progress), self.config.ent_schedule.at(progress)
+        stats |= self._score(packed)
+        stats |= self._reference_terms(packed, kl_coef)
+        advantages = estimate(packed, self.config, episodes)
+        packed.advantage, packed.returns = advantages.advantage, advantages.returns
+        stats |= self._optimise(packed, advantages, iteration, ent_coef, kl_coef, learning_rate)
+        if "policy/ref_kl" in stats:
+            self.kl.update(stats["policy/ref_kl"], len(torch.unique(packed.episode)))
+        stats |= {
+            "advantage/mean": float(advantages.stats[1]),
+            "advantage/std": float((advantages.stats[2] / (advantages.stats[0] - 1).clamp(min=1)).sqrt()),
+            "update/tokens": packed.tokens,
+            "update/trainable_tokens": packed.trainable_tokens,
+            "update/learning_rate": learning_rate,
+            "update/ent_coef": ent_coef,
+            "update/kl_coef": kl_coef,
+        }
+        return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-compatible counters and the KL controller's state; weights and optimizer are the backend's."""
+        return {"steps": self.steps, "kl": self.kl.state_dict(), "guard": self.guard.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.steps = int(state["steps"])
+        self.kl.load_state_dict(state["kl"])
+        self.guard.load_state_dict(state["guard"])
+
+    def _score(self, packed: PackedRows) -> dict[str, float]:
+        """Fills in the old policy's log-probabilities and values; compares them with what the engine reported."""
+        critic = self.policy.has_critic
+        if self.config.bypass_old and not critic:
+            packed.old_log_prob = packed.rollout_log_prob
+            return {}
+        scored = self.policy.score_all(
+            packed,
+            entropy=True,
+            value=critic,
+            temperature=self.temperature,
+            max_rows=self.micro_rows,
+            max_tokens=self.config.max_tokens,
+        )
+        packed.value, packed.last_value = scored.value, scored.last_value
+        packed.old_log_prob = packed.rollout_log_prob if self.config.bypass_old else scored.log_prob
+        where = packed.trainable
+        gap = (scored.log_prob - packed.rollout_log_prob)[where].abs()
+        gap = gap[torch.isfinite(gap)]
+        return {
+            "policy/entropy": float(scored.entropy[where].mean()),
+            "policy/rollout_gap_mean": float(gap.mean()) if len(gap) else 0.0,
+            "policy/rollout_gap_max": float(gap.max()) if len(gap) else 0.0,
+        }
+
+    def _reference_terms(self, packed: PackedRows, kl_coef: float) -> dict[str, float]:
+        if self.reference is None:
+            return {}
+        packed.ref_log_prob = self.reference.log_prob(
+            packed, temperature=self.temperature, max_rows=self.micro_rows, max_tokens=self.config.max_tokens
+        )
+        difference = packed.old_log_prob - packed.ref_log_prob
+        if self.config.kl_in == "reward":
+            # The estimator of the reward is k1, whose sum over a row is the log-ratio of the row.
+            packed.reward = packed.reward - kl_coef * torch.where(packed.loss_mask, difference, 0.0)
+        return {"policy/ref_kl": float(difference[packed.trainable].mean())}
+
+    def _optimise(
+        self,
+        packed: PackedRows,
+        advantages: Advantages,
+        iteration: int,
+        ent_coef: float,
+        kl_coef: float,
+        learning_rate: float,
+    ) -> dict[str, float]:
+        config = self.config.loss_config(ent_coef, kl_coef)
+        mean, rstd = normalizer(advantages.stats) if advantages.whiten else (0.0, 1.0)
+        names = {**_POLICY, **(_CRITIC if self.policy.has_critic else {})}
+        totals: dict[str, list[float]] = {}
+        skipped_before, stopped = self.guard.skipped, False
+        for epoch in range(self.config.epochs):
+            for index in self._mini_batches(packed.rows, iteration, epoch):
+                batch = packed.select(index)
+                denominator = self.backend.sum(denominator_of(batch, config))
+                parts, flags = [], []
+                packs = micro_batches(batch.lengths, max_rows=self.micro_rows, max_tokens=self.config.max_tokens)
+                for number, rows in enumerate(packs):
+                    last = number == len(packs) - 1
+                    with contextlib.nullcontext() if last else self.backend.no_sync():
+                        output = self.policy.score(
+                            part := batch.select(rows),
+                            entropy=ent_coef > 0,
+                            value=self.policy.has_critic,
+                            temperature=self.temperature,
+                        )
+                        loss, part_stats = policy_gradient_loss(
+                            part, output, config, mean=mean, rstd=rstd, denominator=denominator
+                        )
+                        self.backend.backward(loss)
+                    parts.append(part_stats)
+                    flags.append(FiniteGuard.flags(output, loss))
+                norm = self.backend.gradient_norm()
+                if not self.guard.check(flags, norm, self.backend, batch, iteration=iteration, epoch=epoch):
+                    continue
+                measured = loss_metrics(self.backend.merge(torch.stack(parts), merge_loss_stats))
+                measured["grad_norm"] = float(norm)
+                if self.config.target_kl is not None and measured["approx_kl_k3"] > self.config.target_kl:
+                    self.backend.discard()
+                    stopped = True
+                    break
+                self.backend.step(learning_rate, norm)
+                self.steps += 1
+                for name, value in measured.items():
+                    totals.setdefault(name, []).append(value)
+            if stopped:
+                break
+        result = {logged: float(np.mean(totals[name])) for name, logged in names.items() if name in totals}
+        if ent_coef > 0 and "entropy" in totals:
+            result["policy/entropy"] = float(np.mean(totals["entropy"]))
+        return {
+            **result,
+            "update/grad_norm": float(np.mean(totals["grad_norm"])) if totals else 0.0,
+            "update/steps": len(totals.get("grad_norm", ())),
+            "update/skipped_steps": self.guard.skipped - skipped_before,
+            "update/stopped_early": float(stopped),
+        }
+
+    def _mini_batches(self, rows: int, iteration: int, epoch: int) -> list[np.ndarray]:
+        """All rows in a seeded order, cut into mini-batches as near to `batch_size` rows as equal shares allow."""
+        size = self.config.batch_size // self.backend.world_size
+        order = np.random.default_rng([self.seed, iteration, epoch]).permutation(rows)
+        return np.array_split(order, max(1, round(rows / size)))
