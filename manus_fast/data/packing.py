@@ -1,7 +1,7 @@
 """Rows laid end to end: how training batches are stored, cut into mini-batches and spread over micro-batches.
 
-No token is spent on padding. A `PackedRows` is a table of rows over one token axis; `select` takes rows out of it in any
-order, so one collection is packed once and every mini-batch and micro-batch is a gather from it.
+No token is spent on padding. A `PackedRows` is a table of rows over one token axis; `select` takes rows out of it in
+any order, so one collection is packed once and every mini-batch and micro-batch is a gather from it.
 
     batch = pack(rows)                                          # N tokens, R rows
     for index in micro_batches(batch.lengths, max_rows=8, max_tokens=16384):
@@ -87,9 +87,10 @@ class PackedRows:
     def to(self, device: torch.device | str) -> PackedRows:
         """The same batch on `device`."""
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(
-            self, **{k: v.to(device, non_blocking=True) for k, v in moved.items() if isinstance(v, torch.Tensor)}
-        )
+        tensors = {k: v.to(device, non_blocking=True) for k, v in moved.items() if isinstance(v, torch.Tensor)}
+        other = replace(self, **tensors)
+        other._mask = self._mask
+        return other
 
     def select(self, index: Sequence[int] | np.ndarray) -> PackedRows:
         """The batch made of the rows `index`, in that order.
@@ -98,7 +99,7 @@ class PackedRows:
             ValueError: an index outside [0, R).
         """
         index = np.asarray(index, np.int64)
-        if len(index) and not (0 <= index.min() and index.max() < self.rows):
+        if len(index) and (index.min() < 0 or index.max() >= self.rows):
             raise ValueError(f"index: expected rows in [0, {self.rows}), got {int(index.min())}..{int(index.max())}")
         starts = np.concatenate([[0], np.cumsum(self.lengths)])[:-1]
         lengths = self.lengths[index]
@@ -163,7 +164,9 @@ def pack(rows: Sequence[Row]) -> PackedRows:
             if len(getattr(row, name)) != length:
                 raise ValueError(f"rows[{number}].{name}: expected length {length}, got {len(getattr(row, name))}")
         if row.loss_mask[0]:
-            raise ValueError(f"rows[{number}].loss_mask: expected False at position 0, which nothing predicts, got True")
+            raise ValueError(
+                f"rows[{number}].loss_mask: expected False at position 0, which nothing predicts, got True"
+            )
     lengths = np.asarray([len(row.token_ids) for row in rows], np.int64)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     if offsets[-1] > np.iinfo(np.int32).max:

@@ -179,9 +179,7 @@ def _episode_broadcast(
     cu_turns = torch.cat([ends.new_zeros(1), ends]).to(torch.int32)
     everywhere = torch.ones_like(last)
     value = packed.value[where].contiguous()
-    advantage, returns, _ = gae(
-        reward, value, everywhere, config.token_gamma, config.token_lam, cu_seqlens=cu_turns
-    )
+    advantage, returns, _ = gae(reward, value, everywhere, config.token_gamma, config.token_lam, cu_seqlens=cu_turns)
     blank = torch.zeros_like(packed.reward)
     return blank.index_copy(0, where, advantage), blank.index_copy(0, where, returns)
 

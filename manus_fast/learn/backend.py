@@ -1,9 +1,9 @@
 """How a policy is optimised: one process here, several ranks through DeepSpeed; the update code sees one interface.
 
-    backend = SingleProcessBackend(policy, BackendConfig(), OptimizerConfig(), dtype="bf16")
-    for part in parts:
-        backend.backward(loss(part))
-    backend.step(1e-6, backend.gradient_norm())
+backend = SingleProcessBackend(policy, BackendConfig(), OptimizerConfig(), dtype="bfloat16")
+for part in parts:
+    backend.backward(loss(part))
+backend.step(1e-6, backend.gradient_norm())
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from manus_fast.learn.optim import (
 from manus_fast.learn.policy import Policy
 
 KINDS = ("single", "deepspeed")
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass
@@ -92,16 +92,24 @@ class Backend(Protocol):
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None: ...
 
+    def named_masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Trainable weights in float32, by name."""
+        ...
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Replaces every trainable weight, float32 by name, and keeps the optimizer's state."""
+        ...
+
 
 class SingleProcessBackend:
-    """Adam in one process. With dtype "bf16" the policy computes in bfloat16 while gradients are summed, and weights
-    kept and updated, in float32.
+    """AdamW in one process. With dtype "bfloat16" the policy computes in bfloat16, while gradients are summed and
+    weights kept and updated in float32.
 
     Args:
         policy: cast in place to the compute dtype.
         config: `kind` must be "single".
         optimizer: AdamW's settings.
-        dtype: "fp32" | "bf16".
+        dtype: "float32" | "bfloat16".
 
     Raises:
         ValueError: unknown dtype, nothing to train, or a kind this build does not serve.
@@ -115,7 +123,7 @@ class SingleProcessBackend:
         policy: Policy,
         config: BackendConfig | None = None,
         optimizer: OptimizerConfig | None = None,
-        dtype: str = "fp32",
+        dtype: str = "float32",
     ):
         if config is not None and config.kind != "single":
             raise ValueError("backend.kind: expected 'single' for one process, got 'deepspeed'")
@@ -227,7 +235,7 @@ class SingleProcessBackend:
 
 
 def make_backend(
-    policy: Policy, config: BackendConfig, optimizer: OptimizerConfig | None = None, dtype: str = "fp32"
+    policy: Policy, config: BackendConfig, optimizer: OptimizerConfig | None = None, dtype: str = "float32"
 ) -> Backend:
     """The backend that `config` names.
 

@@ -103,7 +103,9 @@ class PPOConfig:
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"ppo.{name}: expected null or a number above 0, got {getattr(self, name)}")
         if self.advantage in CRITIC_KINDS and self.critic == "none":
-            raise ValueError(f"ppo.critic: expected shared or separate for ppo.advantage {self.advantage!r}, got 'none'")
+            raise ValueError(
+                f"ppo.critic: expected shared or separate for ppo.advantage {self.advantage!r}, got 'none'"
+            )
         self.ent_schedule  # noqa: B018 (raises on a bad schedule)
         self.kl_controller()
         try:

@@ -1,7 +1,7 @@
 """One policy-gradient update: from a collection of rows to new weights and a dictionary of statistics.
 
     policy = Policy(model, critic=config.critic_kind)
-    backend = make_backend(policy, BackendConfig(), config.optimizer(), dtype="bf16")
+    backend = make_backend(policy, BackendConfig(), config.optimizer(), dtype="bfloat16")
     update = PolicyGradientUpdate(policy, backend, config, temperature=1.0, gradient_accumulation_steps=4, seed=1)
     for iteration in range(n):
         trajectories = …                                    # from the rollout
@@ -17,7 +17,6 @@ rounding: every loss is divided by a count over the whole mini-batch.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,13 @@ import numpy as np
 import torch
 
 from manus_fast.agent.trajectory import Row
-from manus_fast.data.packing import PackedRows, micro_batch_rows, micro_batches, pack
+from manus_fast.data.packing import PackedRows, micro_batch_rows, pack
 from manus_fast.learn.advantages import Advantages, Episodes, estimate
 from manus_fast.learn.backend import Backend
 from manus_fast.learn.guard import FiniteGuard
 from manus_fast.learn.losses import PPOConfig, denominator_of, policy_gradient_loss
-from manus_fast.learn.policy import Policy, Reference
+from manus_fast.learn.minibatch import accumulate, mini_batches
+from manus_fast.learn.policy import Policy, Reference, ScoreOutput
 from manus_fast.ops.gae import normalizer
 from manus_fast.ops.ppo_loss import loss_metrics, merge_loss_stats
 
@@ -216,32 +216,30 @@ class PolicyGradientUpdate:
         mean, rstd = normalizer(advantages.stats) if advantages.whiten else (0.0, 1.0)
         names = {**_POLICY, **(_CRITIC if self.policy.has_critic else {})}
         totals: dict[str, list[float]] = {}
+        size = self.config.batch_size // self.backend.world_size
         skipped_before, stopped = self.guard.skipped, False
         for epoch in range(self.config.epochs):
-            for index in self._mini_batches(packed.rows, iteration, epoch):
+            for index in mini_batches(packed.rows, size, self.seed, iteration, epoch):
                 batch = packed.select(index)
                 denominator = self.backend.sum(denominator_of(batch, config))
-                parts, flags = [], []
-                packs = micro_batches(batch.lengths, max_rows=self.micro_rows, max_tokens=self.config.max_tokens)
-                for number, rows in enumerate(packs):
-                    last = number == len(packs) - 1
-                    with contextlib.nullcontext() if last else self.backend.no_sync():
-                        output = self.policy.score(
-                            part := batch.select(rows),
-                            entropy=ent_coef > 0,
-                            value=self.policy.has_critic,
-                            temperature=self.temperature,
-                        )
-                        loss, part_stats = policy_gradient_loss(
-                            part, output, config, mean=mean, rstd=rstd, denominator=denominator
-                        )
-                        self.backend.backward(loss)
-                    parts.append(part_stats)
-                    flags.append(FiniteGuard.flags(output, loss))
+
+                def loss_of(part: PackedRows, output: ScoreOutput, denominator: torch.Tensor = denominator):
+                    return policy_gradient_loss(part, output, config, mean=mean, rstd=rstd, denominator=denominator)
+
+                parts, flags = accumulate(
+                    self.backend,
+                    batch,
+                    loss_of,
+                    max_rows=self.micro_rows,
+                    max_tokens=self.config.max_tokens,
+                    entropy=ent_coef > 0,
+                    value=self.policy.has_critic,
+                    temperature=self.temperature,
+                )
                 norm = self.backend.gradient_norm()
                 if not self.guard.check(flags, norm, self.backend, batch, iteration=iteration, epoch=epoch):
                     continue
-                measured = loss_metrics(self.backend.merge(torch.stack(parts), merge_loss_stats))
+                measured = loss_metrics(self.backend.merge(parts, merge_loss_stats))
                 measured["grad_norm"] = float(norm)
                 if self.config.target_kl is not None and measured["approx_kl_k3"] > self.config.target_kl:
                     self.backend.discard()
@@ -263,9 +261,3 @@ class PolicyGradientUpdate:
             "update/skipped_steps": self.guard.skipped - skipped_before,
             "update/stopped_early": float(stopped),
         }
-
-    def _mini_batches(self, rows: int, iteration: int, epoch: int) -> list[np.ndarray]:
-        """All rows in a seeded order, cut into mini-batches as near to `batch_size` rows as equal shares allow."""
-        size = self.config.batch_size // self.backend.world_size
-        order = np.random.default_rng([self.seed, iteration, epoch]).permutation(rows)
-        return np.array_split(order, max(1, round(rows / size)))

@@ -1,0 +1,61 @@
+"""What every trainer does with a mini-batch: order it, cut it into micro-batches, add up their gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from manus_fast.data.packing import PackedRows, micro_batches
+from manus_fast.learn.backend import Backend
+from manus_fast.learn.guard import FiniteGuard
+from manus_fast.learn.policy import ScoreOutput
+
+
+def mini_batches(rows: int, size: int, *seed: int) -> list[np.ndarray]:
+    """All of `rows` row numbers in an order fixed by `seed`, cut into mini-batches as near to `size` rows as equal
+    shares allow, so that no step is made of a few left-over rows."""
+    order = np.random.default_rng(list(seed)).permutation(rows)
+    return np.array_split(order, steps_per_epoch(rows, size))
+
+
+def steps_per_epoch(rows: int, size: int) -> int:
+    """Mini-batches in a pass over `rows` rows, at least one."""
+    return max(1, (2 * rows + size) // (2 * size))
+
+
+def accumulate(
+    backend: Backend,
+    batch: PackedRows,
+    loss_of: Callable[[PackedRows, ScoreOutput], tuple[torch.Tensor, torch.Tensor]],
+    *,
+    max_rows: int,
+    max_tokens: int | None = None,
+    entropy: bool = False,
+    value: bool = False,
+    temperature: float = 1.0,
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Scores `batch` in micro-batches and adds their gradients up.
+
+    Args:
+        batch: a mini-batch, on any device.
+        loss_of: from a micro-batch and its scores to its loss, divided by the mini-batch's denominator, and a tensor
+            of statistics.
+        max_rows, max_tokens: limits of a micro-batch.
+
+    Returns:
+        The statistics stacked, [micro-batches, …], and `FiniteGuard.flags` of each micro-batch.
+    """
+    stats, flags = [], []
+    packs = micro_batches(batch.lengths, max_rows=max_rows, max_tokens=max_tokens)
+    for number, rows in enumerate(packs):
+        with contextlib.nullcontext() if number == len(packs) - 1 else backend.no_sync():
+            part = batch.select(rows).to(backend.policy.device)
+            output = backend.policy.score(part, entropy=entropy, value=value, temperature=temperature)
+            loss, measured = loss_of(part, output)
+            backend.backward(loss)
+        stats.append(measured)
+        flags.append(FiniteGuard.flags(output, loss))
+    return torch.stack(stats), flags
