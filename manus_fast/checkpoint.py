@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 SCHEMA = "manus_fast.checkpoint.v1"
@@ -111,9 +112,10 @@ def save(
         if keep is not None:
             for old in _folders(root)[keep:]:
                 _remove(old)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
-        raise ValueError(f"output_dir: cannot write a checkpoint to {root}: {error.strerror or error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(f"output_dir: cannot write a checkpoint to {root}: {why}") from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -147,8 +149,15 @@ def latest(root: str | os.PathLike[str]) -> Path | None:
 
 
 def clean(root: str | os.PathLike[str]) -> list[Path]:
-    """Removes what an interrupted run left: hidden partial folders and checkpoints that are not whole."""
+    """Removes what an interrupted run left, hidden partial folders and checkpoints that are not whole, and returns it.
+
+    A hidden folder that is whole, since the kill came just before its renaming, gets its name instead.
+    """
     root = Path(root)
+    for path in root.glob(".step-*.partial"):
+        target = root / path.name[1:].split(".")[0]
+        if _FOLDER.fullmatch(target.name) and not target.exists() and _problem(path, hashes=True) is None:
+            path.rename(target)
     removed = [path for path in root.glob(".step-*.partial") if path.is_dir()]
     removed += [folder for folder in _folders(root) if _problem(folder, hashes=False) is not None]
     for path in removed:
