@@ -1,0 +1,405 @@
+#include "household/world.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/check.h"
+#include "common/rng.h"
+
+namespace manus_fast::household {
+
+const std::array<const char*, kGoalKinds> kGoalNames = {
+    "look_at_obj_in_light",          "pick_and_place_simple",         "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep", "pick_cool_then_place_in_recep", "pick_two_obj_and_place"};
+
+namespace {
+
+template <typename Specs>
+std::vector<std::uint8_t> sorted_by_name(const Specs& specs, const char* what) {
+  std::vector<std::uint8_t> order(specs.size());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint8_t>(i);
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return specs[a].name < specs[b].name; });
+  for (std::size_t i = 1; i < order.size(); ++i) {
+    MF_CHECK(specs[order[i - 1]].name != specs[order[i]].name, what, ": the name '", specs[order[i]].name,
+             "' occurs twice");
+  }
+  return order;
+}
+
+void check_name(const std::string& name, const char* what) {
+  MF_CHECK(!name.empty(), what, ": expected a name, got an empty one");
+  for (const char c : name) {
+    MF_CHECK(static_cast<unsigned char>(c) >= 0x20, what, ": the name '", name, "' has a control character");
+  }
+}
+
+template <typename Specs>
+int find(const Specs& specs, const std::vector<std::uint8_t>& order, std::string_view name) {
+  const auto it = std::lower_bound(order.begin(), order.end(), name, [&](int i, std::string_view wanted) {
+    return std::string_view(specs[i].name) < wanted;
+  });
+  return it != order.end() && specs[*it].name == name ? *it : -1;
+}
+
+bool strip_prefix(std::string_view& text, std::string_view prefix) {
+  if (text.substr(0, prefix.size()) != prefix) return false;
+  text.remove_prefix(prefix.size());
+  return true;
+}
+
+// Splits "apple 1 from fridge 1" at " from ". No name has such a word in it (checked for each spec).
+bool split(std::string_view text, std::string_view word, std::string_view& left, std::string_view& right) {
+  const std::size_t at = text.find(word);
+  if (at == std::string_view::npos) return false;
+  left = text.substr(0, at);
+  right = text.substr(at + word.size());
+  return true;
+}
+
+}  // namespace
+
+World::World(WorldSpec spec) : spec_(std::move(spec)) {
+  MF_CHECK(spec_.receptacles.size() <= kMaxReceptacles, "receptacles: expected at most ", kMaxReceptacles, ", got ",
+           spec_.receptacles.size());
+  MF_CHECK(spec_.objects.size() <= kMaxObjects, "objects: expected at most ", kMaxObjects, ", got ",
+           spec_.objects.size());
+  MF_CHECK(spec_.can_contain.size() == spec_.receptacle_types.size(), "can_contain: expected one row per receptacle type");
+  contains_.reserve(spec_.receptacle_types.size() * spec_.object_types.size());
+  for (const std::vector<bool>& row : spec_.can_contain) {
+    MF_CHECK(row.size() == spec_.object_types.size(), "can_contain: expected one column per object type");
+    contains_.insert(contains_.end(), row.begin(), row.end());
+  }
+  for (std::size_t r = 0; r < spec_.receptacles.size(); ++r) {
+    const ReceptacleSpec& receptacle = spec_.receptacles[r];
+    check_name(receptacle.name, "receptacles");
+    MF_CHECK(receptacle.type < spec_.receptacle_types.size(), "receptacles: '", receptacle.name, "' has no known type");
+    MF_CHECK(receptacle.location != kNone, "receptacles: '", receptacle.name, "' has no location");
+    at_[receptacle.location].push_back(static_cast<std::uint8_t>(r));
+  }
+  for (const ObjectSpec& object : spec_.objects) {
+    check_name(object.name, "objects");
+    MF_CHECK(object.type < spec_.object_types.size(), "objects: '", object.name, "' has no known type");
+    MF_CHECK(object.receptacle == kNone || object.receptacle < spec_.receptacles.size(), "objects: '", object.name,
+             "' lies in a receptacle that does not exist");
+    for (const std::uint8_t inner : object.inside) {
+      MF_CHECK(inner < spec_.objects.size(), "objects: '", object.name, "' holds an object that does not exist");
+    }
+  }
+  index_names();
+  index_goal();
+  hash_spec();
+}
+
+void World::index_names() {
+  objects_by_name_ = sorted_by_name(spec_.objects, "objects");
+  receptacles_by_name_ = sorted_by_name(spec_.receptacles, "receptacles");
+  for (const ObjectSpec& object : spec_.objects) {
+    MF_CHECK(find_receptacle(object.name) < 0, "objects: '", object.name, "' is the name of a receptacle too");
+    for (const char* word : {" from ", " to ", " with ", " in/on "}) {
+      MF_CHECK(object.name.find(word) == std::string::npos, "objects: the name '", object.name, "' contains '", word,
+               "', which the commands use");
+    }
+  }
+}
+
+void World::index_goal() {
+  const Goal& goal = spec_.goal;
+  MF_CHECK(goal.object_type < spec_.object_types.size(), "goal: expected a known object type");
+  const bool look = goal.kind == GoalKind::kLook;
+  MF_CHECK(look ? goal.toggle_type < spec_.object_types.size() : goal.receptacle_type < spec_.receptacle_types.size(),
+           "goal: expected a known ", look ? "lamp type" : "receptacle type");
+  // The goals of ALFRED ask for the ability, too: a goal "clean X" is met only by a cleanable X.
+  std::uint16_t needed = 0;
+  if (goal.kind == GoalKind::kClean) needed = kCleanable;
+  if (goal.kind == GoalKind::kHeat) needed = kHeatable;
+  if (goal.kind == GoalKind::kCool) needed = kCoolable;
+  for (std::size_t o = 0; o < spec_.objects.size(); ++o) {
+    const ObjectSpec& object = spec_.objects[o];
+    if (object.type == goal.object_type && (object.properties & needed) == needed) {
+      goal_objects_.push_back(static_cast<std::uint8_t>(o));
+    }
+    if (look && object.type == goal.toggle_type && object.properties & kToggleable) {
+      goal_toggles_.push_back(static_cast<std::uint8_t>(o));
+    }
+  }
+  for (std::size_t r = 0; !look && r < spec_.receptacles.size(); ++r) {
+    if (spec_.receptacles[r].type == goal.receptacle_type) goal_receptacles_.push_back(static_cast<std::uint8_t>(r));
+  }
+}
+
+void World::hash_spec() {
+  std::uint64_t h = 0;
+  const auto add = [&h](std::uint64_t value) { h = mix64(h ^ value); };
+  const auto add_text = [&](const std::string& text) {
+    add(text.size());
+    for (std::size_t i = 0; i < text.size(); i += 8) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, text.data() + i, std::min<std::size_t>(8, text.size() - i));
+      add(word);
+    }
+  };
+  for (const ReceptacleSpec& r : spec_.receptacles) {
+    add_text(r.name);
+    add(r.type | r.location << 8 | r.openable << 16 | r.opened << 17 | static_cast<int>(r.role) << 18);
+  }
+  add(~0ull);
+  for (const ObjectSpec& o : spec_.objects) {
+    add_text(o.name);
+    add(o.type | o.receptacle << 8 | o.location << 16 | static_cast<std::uint64_t>(o.properties) << 24 |
+        static_cast<std::uint64_t>(o.conditions) << 40);
+    for (const std::uint8_t inner : o.inside) add(inner);
+  }
+  std::uint64_t bits = 0;
+  for (std::size_t i = 0; i < contains_.size(); ++i) {
+    bits = bits << 1 | contains_[i];
+    if (i % 64 == 63) add(bits);
+  }
+  add(bits);
+  const Goal& goal = spec_.goal;
+  add(static_cast<int>(goal.kind) | goal.object_type << 8 | goal.receptacle_type << 16 |
+      static_cast<std::uint64_t>(goal.toggle_type) << 24 | static_cast<std::uint64_t>(spec_.start) << 32 |
+      static_cast<std::uint64_t>(spec_.put_grammar) << 40);
+  add_text(spec_.task);
+  fingerprint_ = h;
+}
+
+int World::find_object(std::string_view name) const { return find(spec_.objects, objects_by_name_, name); }
+int World::find_receptacle(std::string_view name) const { return find(spec_.receptacles, receptacles_by_name_, name); }
+
+void World::reset(State& state) const {
+  state = State();
+  state.location = spec_.start;
+  for (std::size_t r = 0; r < spec_.receptacles.size(); ++r) {
+    if (spec_.receptacles[r].opened) state.opened[r >> 6] |= 1ull << (r & 63);
+  }
+  for (std::size_t o = 0; o < spec_.objects.size(); ++o) {
+    state.place[o] = spec_.objects[o].receptacle;
+    state.spot[o] = spec_.objects[o].location;
+    state.conditions[o] = spec_.objects[o].conditions;
+  }
+  state.won = goal_reached(state);
+}
+
+bool World::valid(const State& state) const {
+  const auto location = [&](std::uint8_t l) { return l == kNone || !at_[l].empty() || l == spec_.start; };
+  if (!location(state.location) || (state.held != kNone && state.held >= spec_.objects.size())) return false;
+  for (std::size_t o = 0; o < spec_.objects.size(); ++o) {
+    if (state.place[o] != kNone && state.place[o] >= spec_.receptacles.size()) return false;
+    if (!location(state.spot[o]) && state.spot[o] != spec_.objects[o].location) return false;
+  }
+  return true;
+}
+
+bool World::parse(std::string_view text, Command& command) const {
+  command = Command();
+  const auto receptacle = [&](Verb verb, std::string_view name) {
+    const int r = find_receptacle(name);
+    if (r < 0) return false;
+    command.verb = verb;
+    command.receptacle = static_cast<std::uint8_t>(r);
+    return true;
+  };
+  const auto object = [&](Verb verb, std::string_view name) {
+    const int o = find_object(name);
+    if (o < 0) return false;
+    command.verb = verb;
+    command.object = static_cast<std::uint8_t>(o);
+    return true;
+  };
+  std::string_view left, right;
+  const auto both = [&](Verb verb, std::string_view word) {
+    return split(text, word, left, right) && object(verb, left) && receptacle(verb, right);
+  };
+  if (text == "look") return true;
+  if (text == "inventory") return command.verb = Verb::kInventory, true;
+  if (text == "help") return command.verb = Verb::kHelp, true;
+  if (strip_prefix(text, "go to ")) return receptacle(Verb::kGo, text);
+  if (strip_prefix(text, "open ")) return receptacle(Verb::kOpen, text);
+  if (strip_prefix(text, "close ")) return receptacle(Verb::kClose, text);
+  if (strip_prefix(text, "examine ")) {
+    return receptacle(Verb::kExamineReceptacle, text) || object(Verb::kExamineObject, text);
+  }
+  if (strip_prefix(text, "take ")) return both(Verb::kTake, " from ");
+  if (strip_prefix(text, spec_.put_grammar ? "put " : "move ")) {
+    return both(Verb::kPut, spec_.put_grammar ? " in/on " : " to ");
+  }
+  if (strip_prefix(text, "use ")) return object(Verb::kUse, text);
+  if (strip_prefix(text, "clean ")) return both(Verb::kCleanWith, " with ");
+  if (strip_prefix(text, "heat ")) return both(Verb::kHeatWith, " with ");
+  if (strip_prefix(text, "cool ")) return both(Verb::kCoolWith, " with ");
+  if (strip_prefix(text, "slice ")) {
+    if (!split(text, " with ", left, right)) return false;
+    const int knife = find_object(right);
+    if (knife < 0) return false;
+    command.tool = static_cast<std::uint8_t>(knife);
+    return object(Verb::kSlice, left);
+  }
+  return false;
+}
+
+bool World::object_in_reach(const State& state, int object) const {
+  if (state.held == object) return true;
+  const std::uint8_t r = state.place[object];
+  return r != kNone && spec_.receptacles[r].location == state.location && accessible(state, r);
+}
+
+bool World::applicable(const State& state, const Command& command) const {
+  const bool here = command.receptacle != kNone && spec_.receptacles[command.receptacle].location == state.location;
+  const ReceptacleSpec* r = command.receptacle != kNone ? &spec_.receptacles[command.receptacle] : nullptr;
+  const std::uint16_t properties = command.object != kNone ? spec_.objects[command.object].properties : 0;
+  const bool held = command.object != kNone && state.held == command.object;
+  switch (command.verb) {
+    case Verb::kLookAround:
+    case Verb::kInventory:
+    case Verb::kHelp:
+      return true;
+    case Verb::kGo:
+      return !here;
+    case Verb::kOpen:
+      return here && r->openable && !state.is_open(command.receptacle);
+    case Verb::kClose:
+      return here && r->openable && state.is_open(command.receptacle);
+    case Verb::kExamineReceptacle:
+      return here;
+    case Verb::kExamineObject:
+      return object_in_reach(state, command.object);
+    case Verb::kTake:
+      return here && properties & kPickupable && state.held == kNone &&
+             state.place[command.object] == command.receptacle && accessible(state, command.receptacle);
+    case Verb::kPut:
+      return here && held && accessible(state, command.receptacle) && can_contain(command.receptacle, command.object);
+    case Verb::kUse: {  // works on what lies in a closed receptacle, too: the domain does not ask for an open one
+      const std::uint8_t place = state.place[command.object];
+      return properties & kToggleable && place != kNone && spec_.receptacles[place].location == state.location;
+    }
+    case Verb::kCleanWith:
+      return here && held && properties & kCleanable && r->role == Role::kSink;
+    case Verb::kHeatWith:
+      return here && held && properties & kHeatable && r->role == Role::kMicrowave;
+    case Verb::kCoolWith:
+      return here && held && properties & kCoolable && r->role == Role::kFridge;
+    case Verb::kSlice:  // an object in a closed receptacle of this location can be sliced: same remark as for kUse
+      return properties & kSliceable && state.held == command.tool && spec_.objects[command.tool].properties & kKnife &&
+             state.location != kNone && state.spot[command.object] == state.location;
+  }
+  return false;
+}
+
+void World::learn(State& state, int receptacle) const {
+  if (!accessible(state, receptacle)) return;
+  state.seen[receptacle >> 6] |= 1ull << (receptacle & 63);
+  for (std::size_t o = 0; o < spec_.objects.size(); ++o) {
+    if (state.place[o] == receptacle) state.conditions[o] |= kKnown;
+  }
+}
+
+void World::apply(State& state, const Command& command) const {
+  const std::uint8_t r = command.receptacle;
+  const std::uint8_t o = command.object;
+  switch (command.verb) {
+    case Verb::kGo:
+      state.location = spec_.receptacles[r].location;
+      learn(state, r);
+      break;
+    case Verb::kOpen:
+      state.opened[r >> 6] |= 1ull << (r & 63);
+      learn(state, r);
+      break;
+    case Verb::kClose:
+      state.opened[r >> 6] &= ~(1ull << (r & 63));
+      break;
+    case Verb::kExamineReceptacle:
+      learn(state, r);
+      break;
+    case Verb::kTake:
+      state.place[o] = kNone;
+      state.spot[o] = kNone;
+      state.held = o;
+      state.conditions[o] |= kKnown;
+      break;
+    case Verb::kPut:
+      state.place[o] = r;
+      state.spot[o] = state.location;
+      state.held = kNone;
+      break;
+    case Verb::kUse:
+      state.conditions[o] |= kToggled;
+      break;
+    case Verb::kCleanWith:
+      state.conditions[o] |= kClean;
+      break;
+    case Verb::kHeatWith:
+      state.conditions[o] = static_cast<std::uint8_t>((state.conditions[o] | kHot) & ~kCool);
+      break;
+    case Verb::kCoolWith:
+      state.conditions[o] = static_cast<std::uint8_t>((state.conditions[o] | kCool) & ~kHot);
+      break;
+    case Verb::kSlice:
+      state.conditions[o] |= kSliced;
+      break;
+    case Verb::kLookAround:
+    case Verb::kInventory:
+    case Verb::kHelp:
+    case Verb::kExamineObject:
+      break;
+  }
+}
+
+bool World::goal_reached(const State& state) const {
+  const Goal& goal = spec_.goal;
+  if (goal.kind == GoalKind::kLook) {
+    if (state.held == kNone || spec_.objects[state.held].type != goal.object_type) return false;
+    for (const std::uint8_t lamp : goal_toggles_) {
+      const std::uint8_t r = state.place[lamp];
+      if (state.conditions[lamp] & kToggled && r != kNone && spec_.receptacles[r].location == state.location) {
+        return true;
+      }
+    }
+    return false;
+  }
+  std::uint8_t needed = 0;
+  if (goal.kind == GoalKind::kClean) needed = kClean;
+  if (goal.kind == GoalKind::kHeat) needed = kHot;
+  if (goal.kind == GoalKind::kCool) needed = kCool;
+  std::uint64_t once[2] = {0, 0};  // receptacles that already have one
+  for (const std::uint8_t o : goal_objects_) {
+    const std::uint8_t r = state.place[o];
+    if (r == kNone || spec_.receptacles[r].type != goal.receptacle_type) continue;
+    if ((state.conditions[o] & needed) != needed) continue;
+    if (goal.kind != GoalKind::kTwo) return true;
+    const std::uint64_t bit = 1ull << (r & 63);
+    if (once[r >> 6] & bit) return true;
+    once[r >> 6] |= bit;
+  }
+  return false;
+}
+
+std::uint64_t World::hash(const State& state) const {
+  std::uint64_t h = mix64(fingerprint_ ^ state.location ^ static_cast<std::uint64_t>(state.held) << 8);
+  h = mix64(h ^ state.opened[0]);
+  h = mix64(h ^ state.opened[1]);
+  for (std::size_t o = 0; o < spec_.objects.size(); o += 2) {
+    std::uint64_t word = 0;
+    for (std::size_t i = o; i < std::min(o + 2, spec_.objects.size()); ++i) {
+      const std::uint64_t conditions = state.conditions[i] & ~static_cast<unsigned>(kKnown);
+      word = word << 24 | state.place[i] | static_cast<std::uint64_t>(state.spot[i]) << 8 | conditions << 16;
+    }
+    h = mix64(h ^ word);
+  }
+  return h;
+}
+
+bool World::step(State& state, std::string_view text, std::string& out) const {
+  out.clear();
+  Command command;
+  if (!parse(text, command) || !applicable(state, command)) {
+    out = "Nothing happens.";
+    return false;
+  }
+  apply(state, command);
+  state.won = goal_reached(state);
+  feedback(state, command, out);
+  return true;
+}
+
+}  // namespace manus_fast::household
