@@ -140,13 +140,14 @@ void register_household(py::module_& module) {
   m.def(
       "recipe",
       [](const std::string& split_name, std::uint64_t index, std::uint64_t base_seed,
-         const std::vector<std::string>& types, std::uint32_t layouts, const Difficulty& d) {
+         const std::vector<std::string>& types, std::uint32_t layouts, std::uint32_t num_train,
+         const Difficulty& d) {
         std::vector<GoalKind> kinds;
         for (const std::string& type : types) kinds.push_back(goal_kind(type));
-        return recipe(split(split_name), index, base_seed, kinds, layouts, d);
+        return recipe(split(split_name), index, base_seed, kinds, layouts, num_train, d);
       },
       py::arg("split"), py::arg("index"), py::arg("base_seed"), py::arg("types"), py::arg("layouts"),
-      py::arg("difficulty"));
+      py::arg("num_train"), py::arg("difficulty"));
 
   py::class_<Batch>(m, "Batch")
       .def(py::init<int, int>(), py::arg("slots"), py::arg("max_steps"))

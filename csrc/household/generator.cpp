@@ -67,7 +67,20 @@ class Draft {
     }
     if (recipe_.kind == GoalKind::kLook && !place(lamp_, -1)) return false;
     fill(total);
+    first_wording_ = rng_.below(2) == 0;
+    // Lists go by class.
+    std::stable_sort(placed_.begin(), placed_.end(), [](const Placed& a, const Placed& b) { return a.object < b.object; });
     return size() <= std::max(total, needed + (recipe_.kind == GoalKind::kLook));
+  }
+
+  // Equal for two drafts that give the same game.
+  std::uint64_t signature() const {
+    std::uint64_t h = layout_signature(recipe_.room, counts_);
+    h = mix64(h ^ (static_cast<std::uint64_t>(recipe_.kind) << 1 | first_wording_));
+    h = mix64(h ^ (static_cast<std::uint64_t>(goal_object_) << 16 | static_cast<std::uint16_t>(goal_receptacle_)));
+    for (const ReceptacleSpec& r : receptacles_) h = (h << 1 | h >> 63) ^ r.opened;
+    for (const Placed& p : placed_) h = mix64(h ^ (p.object << 8 | p.receptacle));
+    return h;
   }
 
   std::shared_ptr<const World> finish() {
@@ -186,9 +199,8 @@ class Draft {
     }
   }
 
-  // Lists go by class, numbers descend within it.
+  // Numbers descend within a class.
   void number_objects(WorldSpec& spec) {
-    std::stable_sort(placed_.begin(), placed_.end(), [](const Placed& a, const Placed& b) { return a.object < b.object; });
     for (std::size_t i = 0; i < placed_.size();) {
       std::size_t end = i;
       while (end < placed_.size() && placed_[end].object == placed_[i].object) ++end;
@@ -208,7 +220,7 @@ class Draft {
   std::string task_text() {
     const std::string object = words_.objects[goal_object_].name;
     const std::string receptacle = goal_receptacle_ >= 0 ? words_.receptacles[goal_receptacle_].name : "";
-    const bool first = rng_.below(2) == 0;
+    const bool first = first_wording_;
     switch (recipe_.kind) {
       case GoalKind::kLook:
         return first ? "look at " + object + " under the desklamp" : "examine the " + object + " with the desklamp";
@@ -245,6 +257,7 @@ class Draft {
   int goal_object_ = -1;
   int goal_receptacle_ = -1;
   int lamp_ = -1;
+  bool first_wording_ = true;
 };
 
 bool planner_wins(const World& world) {
@@ -269,8 +282,10 @@ Difficulty difficulty(int level) {
 }
 
 Recipe recipe(Split split, std::uint64_t index, std::uint64_t base_seed, const std::vector<GoalKind>& kinds,
-              std::uint32_t layouts, const Difficulty& difficulty) {
+              std::uint32_t layouts, std::uint32_t num_train, const Difficulty& difficulty) {
   MF_CHECK(!kinds.empty(), "task_types: expected at least one");
+  MF_CHECK(num_train >= kinds.size(), "num_train: expected at least one task per type (", kinds.size(), "), got ",
+           num_train);
   MF_CHECK(layouts >= 1, "layouts: expected a count >= 1, got ", layouts);
   Rng rng(mix64(base_seed) ^ index, kTaskStream + static_cast<std::uint64_t>(split));
   Recipe r;
@@ -281,6 +296,13 @@ Recipe recipe(Split split, std::uint64_t index, std::uint64_t base_seed, const s
   r.layout = rng.below(layouts);
   r.seed = rng.next() >> 11;  // 53 bits: exact in JSON whatever reads it
   r.difficulty = difficulty;
+  if (split == Split::kValidSeen) {
+    const auto types = static_cast<std::uint32_t>(kinds.size());
+    const std::uint64_t twin = std::uint64_t{rng.below(num_train / types)} * types + index % types;
+    const Recipe train = recipe(Split::kTrain, twin, base_seed, kinds, layouts, num_train, difficulty);
+    r.room = train.room;
+    r.layout = train.layout;
+  }
   return r;
 }
 
@@ -338,11 +360,11 @@ std::shared_ptr<const World> generate(const Recipe& recipe) {
   for (std::uint64_t attempt = 0; attempt < kAttempts; ++attempt) {
     Draft draft(recipe, counts, attempt);
     if (!draft.draw()) continue;
-    std::shared_ptr<const World> world = draft.finish();
     if (recipe.split != Split::kValidUnseen &&
-        is_valid_game(world->fingerprint()) != (recipe.split == Split::kValidSeen)) {
+        is_valid_game(draft.signature()) != (recipe.split == Split::kValidSeen)) {
       continue;
     }
+    const std::shared_ptr<const World> world = draft.finish();
     if (planner_wins(*world)) return world;
   }
   throw std::runtime_error(concat("household: no solvable ", kGoalNames[static_cast<int>(recipe.kind)],

@@ -38,9 +38,10 @@ struct Recipe {
 static_assert(sizeof(Recipe) == 24);
 
 // The recipe of one task of a split. Types take turns (index modulo their number), rooms follow from the type, layouts
-// are drawn from the `layouts` first of the room. valid_seen uses the layouts of train, valid_unseen its own.
+// are drawn from the `layouts` first of the room. A task of valid_seen has the layout of one of the `num_train` tasks of
+// train with its type; valid_unseen has layouts of its own.
 Recipe recipe(Split split, std::uint64_t index, std::uint64_t base_seed, const std::vector<GoalKind>& kinds,
-              std::uint32_t layouts, const Difficulty& difficulty);
+              std::uint32_t layouts, std::uint32_t num_train, const Difficulty& difficulty);
 
 // How many of each receptacle class a layout has, by class index of the vocabulary. Which receptacles there are is all
 // that the text of an empty world shows, so two layouts are the same exactly when these counts and the room are.
@@ -48,8 +49,9 @@ std::vector<std::uint8_t> layout_counts(const Recipe& recipe);
 std::uint64_t layout_signature(Room room, const std::vector<std::uint8_t>& counts);
 // Layouts are parted by a hash of their signature: none is in both train and valid_unseen.
 bool is_unseen_layout(std::uint64_t signature);
-// Games in the layouts of train are parted by a hash of the game itself: none is in both train and valid_seen.
-bool is_valid_game(std::uint64_t fingerprint);
+// Games in the layouts of train are parted by a hash of all that makes them (objects, places, open doors, goal, wording):
+// none is in both train and valid_seen.
+bool is_valid_game(std::uint64_t signature);
 
 // Builds the game. It is not won at the start and the planner wins it. Throws std::runtime_error where a thousand
 // attempts give no such game (a difficulty whose ranges leave no room for one).
