@@ -90,8 +90,8 @@ def _interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-def missing(op: str, backend: str, device: torch.device | str) -> str | None:
-    """Why `backend` cannot run `op` on tensors of `device`, as a phrase; None when it can."""
+def missing(op: str, backend: str, device: torch.device | str, dtype: torch.dtype | None = None) -> str | None:
+    """Why `backend` cannot run `op` on tensors of `device` and `dtype`, as a phrase; None when it can."""
     kind = torch.device(device).type
     if backend not in TABLE[op]:
         return f"'{op}' has no such implementation (it has {', '.join(TABLE[op])})"
@@ -104,6 +104,8 @@ def missing(op: str, backend: str, device: torch.device | str) -> str | None:
             return "manus_fast._C was built without CUDA (rebuild with MF_CUDA=ON)"
         if kind != "cuda":
             return f"it takes CUDA tensors and the tensors are on {kind}"
+    if backend in ("triton", "cuda") and dtype == torch.float64:
+        return "its kernels compute in float32 and the tensors are float64"
     if backend == "triton":
         if importlib.util.find_spec("triton") is None:
             return "the package triton is not installed (pip install 'manus-fast[triton]')"
@@ -124,23 +126,23 @@ def _log_choice(op: str, backend: str, kind: str) -> None:
     log.log(level, "%s on %s: backend %s", op, kind, backend)
 
 
-def choose(op: str, device: torch.device) -> Callable:
-    """The implementation of `op` for tensors on `device`. RuntimeError when the backend asked for cannot run there."""
+def choose(op: str, device: torch.device, dtype: torch.dtype | None = None) -> Callable:
+    """The implementation of `op` for such tensors. RuntimeError when the backend asked for cannot run them."""
     backend = requested()
     if backend == "auto":
-        backend = automatic(op, device)
+        backend = automatic(op, device, dtype)
         _log_choice(op, backend, device.type)
     else:
-        reason = missing(op, backend, device)
+        reason = missing(op, backend, device, dtype)
         if reason is not None:
             raise RuntimeError(f"{op}: backend '{backend}' was asked for, but {reason}")
     return _load(TABLE[op][backend])
 
 
-def automatic(op: str, device: torch.device | str) -> str:
-    """The backend that `auto` takes for `op` on `device`."""
+def automatic(op: str, device: torch.device | str, dtype: torch.dtype | None = None) -> str:
+    """The backend that `auto` takes for `op` on such tensors."""
     order = PREFERENCE.get(torch.device(device).type, ("reference",))
-    return next(name for name in order if missing(op, name, device) is None)
+    return next(name for name in order if missing(op, name, device, dtype) is None)
 
 
 def backends(op: str) -> dict[str, str]:

@@ -66,7 +66,7 @@ def linear_logprob(
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, got '{mode}'")
     if keep_bytes is not None and keep_bytes < 0:
         raise ValueError(f"keep_bytes: expected None or a count of bytes >= 0, got {keep_bytes}")
-    implementation = dispatch.choose("linear_logprob", hidden.device)
+    implementation = dispatch.choose("linear_logprob", hidden.device, hidden.dtype)
     return implementation(
         hidden,
         weight,

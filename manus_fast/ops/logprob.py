@@ -31,7 +31,7 @@ def logprob(
     """
     check_floats("logits", logits, 2)
     check_rows(target, temperature, logits.shape[0], logits.shape[1], logits.device)
-    implementation = dispatch.choose("logprob", logits.device)
+    implementation = dispatch.choose("logprob", logits.device, logits.dtype)
     return implementation(logits, target, temperature=temperature, entropy=entropy, inplace_backward=inplace_backward)
 
 
