@@ -1,0 +1,306 @@
+"""Log-prob and entropy from hidden states: cuBLAS products on vocabulary tiles, each reduced by Triton while in the L2.
+
+Forward: tiles of logits small enough for the L2 are multiplied and folded at once into three numbers a token (running
+maximum, Σ 2^y, Σ 2^y·y, as in triton/logprob.py). The target's logit is a float32 dot product of its own, and takes the
+place of the tile's rounded one, so a log-prob never exceeds 0. Backward: the vocabulary in wide tiles over all tokens;
+a tile's logits are made again (or were kept), turned into their gradient in place, and used twice: each tile of the
+weight's gradient is one product over all tokens, written once; the gradient of hidden is summed over tiles in float32.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch.autograd.function import once_differentiable
+
+from manus_fast.ops.triton.logprob import (
+    LN2,
+    LOG2E,
+    LOWEST,
+    gradient_of_logits,
+    lane_merge,
+    lane_update,
+    temperature_arguments,
+)
+
+# Forward tile: tokens × vocabulary, so that the logits stay in the L2 between the product and the reduction.
+FORWARD_TOKENS = 4096
+FORWARD_VOCABULARY = 4096
+# Backward tile over all tokens: one tile of logits, in bytes.
+BACKWARD_BYTES = 264 << 20
+# "auto" keeps logits for the backward in at most this share of the device memory that is free.
+KEEP_SHARE = 0.25
+
+
+@triton.jit
+def capped(z, softcap, CAP: tl.constexpr):
+    """softcap·tanh(z / softcap), or z."""
+    if CAP:
+        z = softcap * (1.0 - 2.0 / (tl.exp2(z * (2.0 * LOG2E / softcap)) + 1.0))
+    return z
+
+
+@triton.jit
+def _target_logit_kernel(
+    hidden, hidden_stride, weight, weight_stride, bias, target, softcap, z_target, top, total, weighted,
+    V, H, BIAS: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The target's logit in float32, 0 for an ignored row, NaN for a target >= V; and the empty running sums."""
+    row = tl.program_id(0).to(tl.int64)
+    t = tl.load(target + row)
+    known = (t >= 0) & (t < V)
+    dot = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, H, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        mask = (k < H) & known
+        a = tl.load(hidden + row * hidden_stride + k, mask=mask, other=0.0).to(tl.float32)
+        dot += a * tl.load(weight + t * weight_stride + k, mask=mask, other=0.0).to(tl.float32)
+    z = tl.sum(dot, axis=0)
+    if BIAS:
+        z += tl.load(bias + t, mask=known, other=0.0).to(tl.float32)
+    z = capped(z, softcap, CAP)
+    z = tl.where(t >= V, float("nan"), z)
+    tl.store(z_target + row, z)
+    tl.store(top + row, LOWEST)
+    tl.store(total + row, 0.0)
+    tl.store(weighted + row, 0.0)
+
+
+@triton.jit
+def _tile_statistics_kernel(
+    tile, tile_stride, bias, target, temperature, scale, softcap, z_target, top, total, weighted,
+    first, width, PER_ROW: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, K: tl.constexpr, L: tl.constexpr,
+):  # fmt: skip
+    """Folds columns [first, first + width) of the logits into the running sums of each row."""
+    row = tl.program_id(0).to(tl.int64)
+    t = tl.load(target + row)
+    if t < 0:
+        return
+    shift_to = tl.load(z_target + row)
+    shift = tl.where(shift_to == float("-inf"), 0.0, shift_to)
+    if PER_ROW:
+        scale = LOG2E / tl.load(temperature + row).to(tl.float32)
+    lane_top = tl.full([L], LOWEST, tl.float32)
+    lane_total = tl.zeros([L], tl.float32)
+    lane_weighted = tl.zeros([L], tl.float32)
+    inner = tl.arange(0, K)[:, None] * L + tl.arange(0, L)[None, :]
+    for start in range(0, width, K * L):
+        local = start + inner
+        inside = local < width
+        z = tl.load(tile + row * tile_stride + local, mask=inside, other=0.0).to(tl.float32)
+        if BIAS:
+            z += tl.load(bias + first + local, mask=inside, other=0.0).to(tl.float32)
+        z = capped(z, softcap, CAP)
+        z = tl.where(first + local == t, shift_to, z)
+        y = tl.where(inside, (z - shift) * scale, float("-inf"))
+        lane_top, lane_total, lane_weighted = lane_update(y, lane_top, lane_total, lane_weighted)
+    tile_top, tile_total, tile_weighted = lane_merge(lane_top, lane_total, lane_weighted)
+    old_top = tl.load(top + row)
+    new_top = tl.maximum(old_top, tile_top)
+    old_decay = tl.exp2(old_top - new_top)
+    tile_decay = tl.exp2(tile_top - new_top)
+    tl.store(top + row, new_top)
+    tl.store(total + row, tl.load(total + row) * old_decay + tile_total * tile_decay)
+    tl.store(weighted + row, tl.load(weighted + row) * old_decay + tile_weighted * tile_decay)
+
+
+@triton.jit
+def _finish_kernel(target, temperature, scale, z_target, top, total, weighted, log_prob, entropy, log_total_out,
+                   N, PER_ROW: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Log-prob, entropy and L = log2 Σ 2^y from the running sums."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = row < N
+    valid = tl.load(target + row, mask=mask, other=-1) >= 0
+    row_total = tl.load(total + row, mask=mask, other=1.0)
+    log_total = tl.load(top + row, mask=mask, other=0.0) + tl.log2(row_total)
+    z = tl.load(z_target + row, mask=mask, other=0.0)
+    z = tl.where(z == float("-inf"), z, z - z)  # -inf, else 0; NaN stays
+    tl.store(log_prob + row, tl.where(valid, (z - log_total) * LN2, 0.0), mask=mask)
+    row_entropy = (log_total - tl.load(weighted + row, mask=mask, other=0.0) / row_total) * LN2
+    tl.store(entropy + row, tl.where(valid, row_entropy, 0.0), mask=mask)
+    tl.store(log_total_out + row, log_total, mask=mask)
+
+
+@triton.jit
+def _tile_gradient_kernel(
+    tile, tile_stride, bias, target, temperature, inverse, softcap, grad_log_prob, grad_entropy, entropy,
+    z_target, log_total, out, out_stride, first, width, blocks,
+    PER_ROW: tl.constexpr, ENTROPY: tl.constexpr, BIAS: tl.constexpr, CAP: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Turns a tile of products into the gradient with respect to them; `out` may be the tile itself."""
+    program = tl.program_id(0)
+    row = (program // blocks).to(tl.int64)
+    local = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
+    inside = local < width
+    t = tl.load(target + row)
+    if t < 0:
+        tl.store(out + row * out_stride + local, tl.zeros([BLOCK], out.dtype.element_ty), mask=inside)
+        return
+    z = tl.load(tile + row * tile_stride + local, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        z += tl.load(bias + first + local, mask=inside, other=0.0).to(tl.float32)
+    z = capped(z, softcap, CAP)
+    shift_to = tl.load(z_target + row)
+    is_target = first + local == t
+    z = tl.where(is_target, shift_to, z)
+    g = tl.load(grad_log_prob + row).to(tl.float32)
+    h = 0.0
+    row_entropy = 0.0
+    if ENTROPY:
+        h = tl.load(grad_entropy + row).to(tl.float32)
+        row_entropy = tl.load(entropy + row)
+    if PER_ROW:
+        inverse = 1.0 / tl.load(temperature + row).to(tl.float32)
+    y = (z - tl.where(shift_to == float("-inf"), 0.0, shift_to)) * (inverse * LOG2E)
+    gradient = gradient_of_logits(y, tl.load(log_total + row), is_target, g, h, row_entropy) * inverse
+    if CAP:
+        gradient *= 1.0 - (z / softcap) * (z / softcap)
+    tl.store(out + row * out_stride + local, gradient.to(out.dtype.element_ty), mask=inside)
+
+
+def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """total += a b, with a float32 total whatever the dtype of a and b."""
+    if a.is_cuda and a.dtype != torch.float32:
+        torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(a.float(), b.float())
+
+
+def vocabulary_tiles(rows: int, vocabulary: int, itemsize: int) -> list[tuple[int, int]]:
+    """Backward tiles [first, last) of the vocabulary, of at most BACKWARD_BYTES a tile of logits.
+
+    The step is a multiple of 2816 = 22·128 where that many fit: with 128-row output tiles and a width of 6 or 7·2 tiles
+    of 256 columns, the product for a tile of the weight's gradient then fills 132 multiprocessors a whole number of
+    times.
+    """
+    step = max(1, BACKWARD_BYTES // max(1, rows * itemsize))
+    for multiple in (2816, 128):
+        if step >= multiple:
+            step = step // multiple * multiple
+            break
+    return [(first, min(first + step, vocabulary)) for first in range(0, vocabulary, step)]
+
+
+def keep_budget(mode: str, keep_bytes: int | None, device: torch.device) -> int:
+    """Bytes of logits that the forward may keep for the backward."""
+    if mode == "recompute":
+        return 0
+    if keep_bytes is not None:
+        return keep_bytes
+    if mode == "keep":
+        return 1 << 62
+    if device.type != "cuda":
+        return 256 << 20
+    free = torch.cuda.mem_get_info(device)[0]
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int((free + reusable) * KEEP_SHARE)
+
+
+class _LinearLogprob(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, bias, target, temperature, softcap, budget):
+        n, width = hidden.shape
+        vocabulary, device = weight.shape[0], hidden.device
+        target = target.contiguous()
+        state = torch.empty(7, n, dtype=torch.float32, device=device)
+        z_target, top, total, weighted, log_prob, entropy, log_total = state.unbind()
+        pointer, number, per_row = temperature_arguments(temperature, log_prob)
+        scale = LOG2E.value / number
+        flags = {"BIAS": bias is not None, "CAP": softcap is not None}
+        bias_pointer, cap = (weight if bias is None else bias), (1.0 if softcap is None else float(softcap))
+        tiles = vocabulary_tiles(n, vocabulary, hidden.element_size()) if n else []
+        kept = {}
+        if n:
+            _target_logit_kernel[(n,)](
+                hidden, hidden.stride(0), weight, weight.stride(0), bias_pointer, target, cap,
+                z_target, top, total, weighted, vocabulary, width,
+                **flags, BLOCK=min(1024, triton.next_power_of_2(width)), num_warps=2,
+            )  # fmt: skip
+            step_n, step_v = min(n, FORWARD_TOKENS), min(vocabulary, FORWARD_VOCABULARY)
+            scratch = None
+            for index, (first, last) in enumerate(tiles):
+                size = n * (last - first) * hidden.element_size()
+                buffer = None
+                if sum(k.nbytes for k in kept.values()) + size <= budget:
+                    buffer = torch.empty(n, last - first, dtype=hidden.dtype, device=device)
+                    kept[index] = buffer
+                elif scratch is None:
+                    scratch = torch.empty(step_n * step_v, dtype=hidden.dtype, device=device)
+                for c0 in range(first, last, step_v):
+                    c1 = min(c0 + step_v, last)
+                    for r0 in range(0, n, step_n):
+                        r1 = min(r0 + step_n, n)
+                        if buffer is None:
+                            part = scratch[: (r1 - r0) * (c1 - c0)].view(r1 - r0, c1 - c0)
+                        else:
+                            part = buffer[r0:r1, c0 - first : c1 - first]
+                        torch.mm(hidden[r0:r1], weight[c0:c1].T, out=part)
+                        _tile_statistics_kernel[(r1 - r0,)](
+                            part, part.stride(0), bias_pointer, target[r0:], pointer[r0:], scale, cap,
+                            z_target[r0:], top[r0:], total[r0:], weighted[r0:], c0, c1 - c0,
+                            PER_ROW=per_row, **flags, K=2, L=max(32, min(1024, triton.next_power_of_2(c1 - c0) // 2)),
+                            num_warps=4,
+                        )  # fmt: skip
+            _finish_kernel[(triton.cdiv(n, 256),)](
+                target, pointer, scale, z_target, top, total, weighted, log_prob, entropy, log_total,
+                n, PER_ROW=per_row, BLOCK=256, num_warps=2,
+            )  # fmt: skip
+        ctx.save_for_backward(hidden, weight, bias, target, entropy, z_target, log_total)
+        ctx.temperature, ctx.softcap, ctx.tiles, ctx.kept = (pointer, number, per_row), softcap, tiles, kept
+        ctx.set_materialize_grads(False)
+        return log_prob, entropy.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_log_prob, grad_entropy):
+        hidden, weight, bias, target, entropy, z_target, log_total = ctx.saved_tensors
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        pointer, number, per_row = ctx.temperature
+        n = hidden.shape[0]
+        if grad_log_prob is None:
+            grad_log_prob = torch.zeros_like(log_total)
+        use_entropy = grad_entropy is not None
+        grad_log_prob = grad_log_prob.contiguous()
+        grad_entropy = grad_entropy.contiguous() if use_entropy else entropy
+        make = torch.empty_like if n else torch.zeros_like
+        grad_weight = make(weight, memory_format=torch.contiguous_format) if need_weight else None
+        grad_bias = torch.zeros_like(bias) if need_bias else None
+        grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device) if need_hidden else None
+        scratch = None
+        # Used up by this pass, and freed on the way; a second pass through the same graph makes the logits again.
+        kept, ctx.kept = ctx.kept, {}
+        for index, (first, last) in enumerate(ctx.tiles):
+            span = last - first
+            tile = kept.pop(index, None)
+            if tile is None:
+                if scratch is None:
+                    scratch = torch.empty(n * span, dtype=hidden.dtype, device=hidden.device)
+                tile = scratch[: n * span].view(n, span)
+                torch.mm(hidden, weight[first:last].T, out=tile)
+            block = min(4096, triton.next_power_of_2(span))
+            blocks = triton.cdiv(span, block)
+            _tile_gradient_kernel[(n * blocks,)](
+                tile, tile.stride(0), weight if bias is None else bias, target, pointer, 1.0 / number,
+                1.0 if ctx.softcap is None else float(ctx.softcap), grad_log_prob, grad_entropy, entropy,
+                z_target, log_total, tile, tile.stride(0), first, span, blocks,
+                PER_ROW=per_row, ENTROPY=use_entropy, BIAS=bias is not None, CAP=ctx.softcap is not None,
+                BLOCK=block, num_warps=4,
+            )  # fmt: skip
+            if need_weight:
+                torch.mm(tile.T, hidden, out=grad_weight[first:last])
+            if need_hidden:
+                add_product(grad_hidden, tile, weight[first:last])
+            if need_bias:
+                grad_bias[first:last] = tile.sum(0, dtype=torch.float32)
+        if need_hidden:
+            grad_hidden = grad_hidden.to(hidden.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def linear_logprob(
+    hidden, weight, target, *, temperature=1.0, bias=None, entropy=True, softcap=None, mode="auto", keep_bytes=None
+):
+    """`manus_fast.ops.linear_logprob` in Triton and cuBLAS; arguments already checked."""
+    needs_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (hidden, weight, bias))
+    budget = keep_budget(mode, keep_bytes, hidden.device) if needs_gradient else 0
+    log_prob, row_entropy = _LinearLogprob.apply(hidden, weight, bias, target, temperature, softcap, budget)
+    return log_prob, row_entropy if entropy else None
