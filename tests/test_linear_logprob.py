@@ -167,6 +167,11 @@ def test_partial_keep_equals_recompute(backend, monkeypatch):
     import manus_fast.ops.cpu.logprob as rows
 
     monkeypatch.setattr(rows, "CHUNK_BYTES", 4 * 300 * 4)
+    if backend == "triton":
+        import manus_fast.ops.triton.linear_logprob as tiles
+
+        for name, value in (("BACKWARD_BYTES", 11 * 128 * 4), ("FORWARD_TOKENS", 8), ("FORWARD_VOCABULARY", 50)):
+            monkeypatch.setattr(tiles, name, value)
     case = make(11, 6, 300)
     with dispatch.forced(backend):
         want = run(linear_logprob, case, mode="recompute")
