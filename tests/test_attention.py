@@ -37,6 +37,15 @@ MODELS = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Operations this small take longer in two threads than in one, most of all on a machine that is busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def make(name):
     torch.manual_seed(3)
     return MODELS[name]()
