@@ -40,7 +40,7 @@ class Config:
 class Node:
     parent: Node | None = None
     action: int = -1
-    reward: float = 0.0  # of the edge into this node
+    reward: float = 0.0  # of the edge into this node; 0 until its first answer
     n: int = 0  # visits
     w: float = 0.0  # sum of returns from here on
     flying: int = 0  # descents through here that were not backed up yet: n + 1 and w - 1 each (virtual loss)
