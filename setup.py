@@ -9,10 +9,19 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+
+
+def _cmake() -> str:
+    """The cmake of the Python package where there is one, which need not be on the PATH; else the system's."""
+    try:
+        import cmake
+    except ImportError:
+        return "cmake"
+    return str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
 
 
 class CMakeBuild(build_ext):
@@ -27,8 +36,9 @@ class CMakeBuild(build_ext):
         build = ROOT / "build" / f"cmake-{sysconfig.get_config_var('SOABI')}-{cuda.lower()}"
         build.mkdir(parents=True, exist_ok=True)
         # An isolated pip build deletes its ninja and pybind11 afterwards: always name today's, never the cached ones.
+        cmake = _cmake()
         configure = [
-            "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
+            cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DCMAKE_MAKE_PROGRAM={Path(ninja.BIN_DIR) / 'ninja'}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DPython_EXECUTABLE={sys.executable}",
@@ -38,8 +48,16 @@ class CMakeBuild(build_ext):
             if name in os.environ:
                 configure.append(f"-D{name}={os.environ[name]}")
         subprocess.run(configure, check=True)
-        subprocess.run(["cmake", "--build", str(build), "--target", "_C"], check=True)
-        subprocess.run(["cmake", "--install", str(build), "--prefix", str(target)], check=True)
+        subprocess.run([cmake, "--build", str(build), "--target", "_C"], check=True)
+        subprocess.run([cmake, "--install", str(build), "--prefix", str(target)], check=True)
 
 
-setup(ext_modules=[Extension("manus_fast._C", [])], cmdclass={"build_ext": CMakeBuild})
+# configs/ and benchmarks/ stand at the top of the checkout and travel inside the package.
+shipped = ["manus_fast.configs", "manus_fast.benchmarks"]
+setup(
+    ext_modules=[Extension("manus_fast._C", [])],
+    cmdclass={"build_ext": CMakeBuild},
+    packages=[*find_packages(include=["manus_fast", "manus_fast.*"]), *shipped],
+    package_dir={"manus_fast.configs": "configs", "manus_fast.benchmarks": "benchmarks"},
+    package_data={"manus_fast.configs": ["*.yaml"]},
+)

@@ -1,0 +1,1 @@
+"""The commands behind `manus-fast`, one module a family. Heavy imports happen inside the commands."""

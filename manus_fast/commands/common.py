@@ -1,0 +1,89 @@
+"""What several commands share: the field's common flags as config keys, shipped folders, printing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from manus_fast.errors import UserError
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+def shipped(name: str) -> Path:
+    """The folder `configs` or `benchmarks`: inside an installed package, beside it in a checkout."""
+    inside = _PACKAGE / name
+    return inside if inside.is_dir() else _PACKAGE.parent / name
+
+
+def find_config(path: str | None, default: str) -> Path:
+    """A config by path, else by name among the shipped ones ("ppo_household" or "ppo_household.yaml")."""
+    wanted = path or default
+    file = Path(wanted)
+    if file.is_file():
+        return file
+    folder = shipped("configs")
+    for name in (wanted, f"{wanted}.yaml"):
+        if (folder / name).is_file():
+            return folder / name
+    names = ", ".join(sorted(item.stem for item in folder.glob("*.yaml")))
+    raise UserError(f"--config: expected a YAML file or the name of a shipped one ({names}), got {wanted!r}")
+
+
+def overrides(flags: Mapping[str, Any], extra: Sequence[str]) -> list[str]:
+    """Dotted overrides: those of the flags that were given, then the words after them, which win."""
+    words = [f"{key}={_yaml(value)}" for key, value in flags.items() if value is not None]
+    return [*words, *extra]
+
+
+def truth(flag: str, text: str | None) -> bool | None:
+    """The value of a flag that takes true or false, as the field's trainers write it."""
+    if text is None:
+        return None
+    word = text.strip().lower()
+    if word not in ("true", "false", "1", "0", "yes", "no"):
+        raise UserError(f"{flag}: expected true or false, got {text!r}")
+    return word in ("true", "1", "yes")
+
+
+def world_size() -> int:
+    """Ranks that a launcher such as torchrun started, 1 without one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def benchmarks(module: str) -> ModuleType:
+    """Imports a module of the shipped folder `benchmarks` under that name, wherever the folder lies."""
+    if "benchmarks" not in sys.modules:
+        folder = shipped("benchmarks")
+        if not (folder / "__init__.py").is_file():
+            raise UserError(f"benchmarks: expected the folder that ships with manus_fast, found none at {folder}")
+        spec = importlib.util.spec_from_file_location(
+            "benchmarks", folder / "__init__.py", submodule_search_locations=[str(folder)]
+        )
+        assert spec is not None and spec.loader is not None
+        package = importlib.util.module_from_spec(spec)
+        sys.modules["benchmarks"] = package
+        spec.loader.exec_module(package)
+    return importlib.import_module(f"benchmarks.{module}")
+
+
+def prepare() -> None:
+    """Before work that loads models: no progress bars and notices of other libraries between our own lines."""
+    from transformers.utils import logging as theirs
+
+    theirs.disable_progress_bar()
+    theirs.set_verbosity_error()
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value)  # a JSON string is a YAML string whatever it holds
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,176 @@
+"""What this installation is and can do: the facts behind `manus-fast info` and the checks of `manus-fast doctor`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manus_fast.versions import git_commit, versions
+
+
+def collect() -> dict[str, Any]:
+    """Versions, the compiled extension, CUDA, backends by op, engines and environments, as JSON-compatible values."""
+    import torch
+
+    from manus_fast.envs import registered
+    from manus_fast.ops import dispatch
+
+    extension = dispatch.extension()
+    build = dict(extension.build) if extension is not None else {}
+    gpus = (
+        [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    )
+    device = "cuda" if gpus else "cpu"
+    return {
+        "versions": versions(),
+        "commit": git_commit(),
+        "extension": {"built": extension is not None, "compiler": build.get("compiler")},
+        "cuda": {
+            "built": bool(build.get("cuda")),
+            "archs": str(build.get("cuda_archs") or "").split() if build.get("cuda") else [],
+            "usable": bool(build.get("cuda")) and bool(gpus),
+            "torch": torch.version.cuda,
+            "gpus": gpus,
+        },
+        "threads": {"torch": torch.get_num_threads(), "extension": extension.num_threads() if extension else None},
+        "ops": {
+            op: {"chosen": dispatch.automatic(op, device), "backends": dispatch.backends(op)} for op in dispatch.TABLE
+        },
+        "engines": engines(),
+        "environments": list(registered()),
+    }
+
+
+def engines() -> dict[str, str]:
+    """Rollout engines by name: "ready", or what is missing."""
+    modules = {"hf": None, "vllm": "vllm", "openai": "openai"}
+    found = {}
+    for name, needs in modules.items():
+        if importlib.util.find_spec(f"manus_fast.rollout.engines.{name}") is None:
+            continue
+        missing = needs is not None and importlib.util.find_spec(needs) is None
+        found[name] = f"the package {needs} is not installed" if missing else "ready"
+    return found
+
+
+@dataclass
+class Check:
+    """One line of the doctor: `state` is ok, note (optional, or slower without) or problem."""
+
+    name: str
+    state: str
+    text: str
+
+
+def examine(folder: str | os.PathLike[str] = ".") -> list[Check]:
+    """Looks at everything a build or a run needs, and says what to do where something is missing.
+
+    Args:
+        folder: where runs would be written.
+    """
+    checks = [_python(), _headers(), _compiler(), _cmake(), *_torch(), _extension(), _nvcc(), *_packages()]
+    return [*checks, _writable(Path(folder)), _disk(Path(folder)), _memory()]
+
+
+def _python() -> Check:
+    return Check("python", "ok", f"{platform.python_version()} at {sys.executable}")
+
+
+def _headers() -> Check:
+    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    if header.is_file():
+        return Check("python headers", "ok", str(header.parent))
+    return Check("python headers", "problem", "no Python.h: install python3-dev before building")
+
+
+def _compiler() -> Check:
+    named = os.environ.get("CXX")
+    found = shutil.which(named) if named else next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if found:
+        return Check("C++ compiler", "ok", found)
+    return Check("C++ compiler", "problem", "none found: install g++ (or set CXX) before building")
+
+
+def _cmake() -> Check:
+    if shutil.which("cmake") or importlib.util.find_spec("cmake"):
+        return Check("cmake", "ok", shutil.which("cmake") or "the Python package")
+    return Check("cmake", "note", "not installed: an isolated pip build fetches its own")
+
+
+def _torch() -> list[Check]:
+    if importlib.util.find_spec("torch") is None:
+        return [Check("torch", "problem", "not installed: pip install torch")]
+    import torch
+
+    checks = [Check("torch", "ok", torch.__version__)]
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        checks.append(Check("GPU", "ok", names))
+    elif torch.version.cuda:
+        checks.append(Check("GPU", "note", "torch was built for CUDA and finds no GPU: see nvidia-smi"))
+    else:
+        checks.append(Check("GPU", "note", "none: this torch is for the CPU"))
+    return checks
+
+
+def _extension() -> Check:
+    if importlib.util.find_spec("manus_fast._C") is None:
+        return Check("extension", "problem", "manus_fast._C is not built: run pip install . in the checkout")
+    try:
+        from manus_fast import _C
+    except ImportError as error:
+        return Check("extension", "problem", f"manus_fast._C does not load ({error}): build it again")
+    cuda = f"CUDA for {_C.build['cuda_archs']}" if _C.build["cuda"] else "without CUDA"
+    return Check("extension", "ok", f"{_C.build['compiler']}, {cuda}")
+
+
+def _nvcc() -> Check:
+    found = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+    if found:
+        return Check("nvcc", "ok", found)
+    return Check("nvcc", "note", "not found: builds leave the CUDA kernels out")
+
+
+def _packages() -> list[Check]:
+    known = versions()
+    hints = {
+        "triton": ("note", "the Triton kernels are left out: pip install 'manus-fast[triton]'"),
+        "tensorboard": ("note", "no event files are written: pip install 'manus-fast[tracking]'"),
+        "flash-attn": ("note", "attention runs through SDPA"),
+        "vllm": ("note", "rollouts run on the hf engine"),
+        "deepspeed": ("note", "training runs in a single process"),
+        "alfworld": ("note", "ALFWorld's own games can't be played: pip install 'manus-fast[alfworld]'"),
+    }
+    return [
+        Check(name, "ok", str(known[name])) if known.get(name) else Check(name, state, f"not installed: {text}")
+        for name, (state, text) in hints.items()
+    ]
+
+
+def _writable(folder: Path) -> Check:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return Check("writing", "ok", f"{folder.resolve()} can be written to")
+    except OSError as error:
+        return Check("writing", "problem", f"{folder.resolve()} cannot be written to: {error.strerror}")
+
+
+def _disk(folder: Path) -> Check:
+    existing = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.exists())
+    free = shutil.disk_usage(existing).free / 2**30
+    return Check("disk", "ok" if free >= 5 else "note", f"{free:.1f} GiB free")
+
+
+def _memory() -> Check:
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return Check("memory", "note", "unknown on this system")
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return Check("memory", "ok" if total >= 4 else "note", f"{total:.1f} GiB, {os.cpu_count()} CPUs")
