@@ -1,7 +1,7 @@
 """Conversations and expert demonstrations as training rows, through the same code that builds a rollout's prompts.
 
 What SFT trains on is therefore token for token what the policy will see and write in play: the same head, bridges, end
-tokens and context (a windowed context gives one row a turn).
+tokens and context (a windowed context forks rows as it does in play).
 """
 
 from __future__ import annotations
