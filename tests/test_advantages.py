@@ -101,7 +101,7 @@ def test_only_a_truncated_episode_is_bootstrapped_and_only_when_asked(kind):
     kept = PPOConfig(**options, bootstrap_on_truncation=True)
     assert trainable(batch, estimate(batch, kept).advantage) == [-0.5, 0.5]
     batch.last_value = None
-    with pytest.raises(ValueError, match="last_value"):
+    with pytest.raises(ValueError, match=r"last_value"):
         estimate(batch, kept)
 
 
@@ -131,7 +131,7 @@ def trajectory(group, turns, error=None, member=0):
     for observation, reward, penalty in turns:
         prompt = np.concatenate([history, np.ones(2, np.int32)])
         ids = np.full(2, 3, np.int32)
-        parts = {"environment": reward - penalty, "invalid_action_penalty": penalty}
+        parts = {"environment": reward - penalty, "invalid_action": penalty}
         built.append(Turn(prompt, ids, np.zeros(2, np.float32), "stop", observation, reward=reward, reward_parts=parts))
         history = np.concatenate([prompt, ids])
     return Trajectory("x", "", "", "", "", 0, group, member, turns=built, terminated=True, error=error)
@@ -210,5 +210,5 @@ def test_refusals():
     with pytest.raises(ValueError, match=r"episodes: expected the collection's episodes for ppo.advantage 'grpo'"):
         estimate(batch, PPOConfig(advantage="grpo"))
     apart = packed(*(row(TWO_TURNS, VALUES, episode=e) for e in (0, 1, 0)))
-    with pytest.raises(ValueError, match="expected the rows of an episode next to each other"):
+    with pytest.raises(ValueError, match=r"expected the rows of an episode next to each other"):
         estimate(apart, PPOConfig())

@@ -67,7 +67,7 @@ def test_the_newest_stay(tmp_path):
     checkpoint.save(tmp_path, 100, scalars={"again": True}, keep=2)
     assert checkpoint.load(tmp_path / "step-00000100").scalars == {"again": True}
     assert names(tmp_path) == ["step-00000015", "step-00000100"]
-    with pytest.raises(ValueError, match="keep: expected None or an integer >= 1, got 0"):
+    with pytest.raises(ValueError, match=r"keep: expected None or an integer >= 1, got 0"):
         checkpoint.save(tmp_path, 1, scalars={}, keep=0)
 
 
@@ -83,7 +83,7 @@ def test_broken_ones_are_passed_over_and_removed(tmp_path):
     assert len(names(tmp_path)) == 5, "latest changes nothing"
     with pytest.raises(ValueError, match=r"checkpoint: expected a whole one .* optimizer-00001.safetensors"):
         checkpoint.load(tmp_path / "step-00000003")
-    with pytest.raises(ValueError, match="got no manifest.json"):
+    with pytest.raises(ValueError, match=r"got no manifest.json"):
         checkpoint.load(tmp_path / "step-00000004")
     checkpoint.clean(tmp_path)
     assert names(tmp_path) == ["step-00000001", "step-00000002"]
@@ -96,7 +96,7 @@ def test_a_changed_byte_is_noticed(tmp_path):
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(ValueError, match="differs from the manifest's hash in best-00001.safetensors"):
+    with pytest.raises(ValueError, match=r"differs from the manifest's hash in best-00001.safetensors"):
         checkpoint.load(folder)
 
 
@@ -134,7 +134,7 @@ def test_an_exception_leaves_nothing_half_written(tmp_path):
     with pytest.raises(TypeError):
         checkpoint.save(tmp_path, 1, scalars={"x": object()}, tensors=TENSORS)
     assert names(tmp_path) == []
-    with pytest.raises(ValueError, match="expected group names of lower-case letters, got 'model'"):
+    with pytest.raises(ValueError, match=r"expected group names of lower-case letters, got 'model'"):
         checkpoint.save(tmp_path, 1, scalars={}, tensors={"model": {}})
 
 

@@ -59,7 +59,7 @@ def test_presets_are_valid_and_can_be_overridden(name):
 
 
 def test_unknown_algorithm():
-    with pytest.raises(ValueError, match="algorithm: expected one of ppo, grpo, .*, got 'pppo'"):
+    with pytest.raises(ValueError, match=r"algorithm: expected one of ppo, grpo, .*, got 'pppo'"):
         preset("pppo")
     preset("grpo")["advantage"] = "changed"
     assert preset("grpo")["advantage"] == "grpo"

@@ -22,7 +22,7 @@ def test_config_values_become_schedules():
     assert schedule(0.5, "k") == Schedule(0.5)
     assert schedule({"start": 1, "kind": "linear"}, "k") == Schedule(1.0, "linear")
     for bad in (True, "x", None, {"kind": "linear"}, {"start": 1, "slope": 2}, {"start": 1, "kind": "cubic"}):
-        with pytest.raises(ValueError, match="^training.learning_rate: "):
+        with pytest.raises(ValueError, match=r"^training.learning_rate: "):
             schedule(bad, "training.learning_rate")
 
 

@@ -209,15 +209,15 @@ def test_resume_gives_the_losses_of_an_uninterrupted_run():
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="sft.batch_size: expected at most the 8 rows there are, got 16"):
+    with pytest.raises(ValueError, match=r"sft.batch_size: expected at most the 8 rows there are, got 16"):
         train(SFTConfig(batch_size=16))
     masked = copy.deepcopy(ROWS)
     for row in masked:
         row.loss_mask[:] = False
     for rows in ([], masked):
-        with pytest.raises(ValueError, match="sft: expected at least one row with a trainable token"):
+        with pytest.raises(ValueError, match=r"sft: expected at least one row with a trainable token"):
             train(SFTConfig(batch_size=1), rows)
-    with pytest.raises(ValueError, match="sft.patience: expected null or a number above 0"):
+    with pytest.raises(ValueError, match=r"sft.patience: expected null or a number above 0"):
         SFTConfig(patience=0)
     with pytest.raises(ValueError, match=r"sft.learning_rate: schedule.start"):
         SFTConfig(learning_rate=math.nan)

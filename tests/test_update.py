@@ -250,9 +250,9 @@ def test_a_batch_larger_than_the_collection_is_refused_but_failed_episodes_count
     nothing = torch.zeros(0)
     episodes = Episodes(torch.zeros(16), torch.zeros(16).long(), nothing, nothing, nothing, nothing, nothing)
     assert run(config, ROWS, episodes=episodes)[1]["update/steps"] == 1
-    with pytest.raises(ValueError, match="expected a multiple of"):
+    with pytest.raises(ValueError, match=r"expected a multiple of"):
         run(PPOConfig(batch_size=8), ROWS, gradient_accumulation_steps=3)
-    with pytest.raises(ValueError, match="policy: expected critic 'shared' for ppo.advantage 'turn', got 'none'"):
+    with pytest.raises(ValueError, match=r"policy: expected critic 'shared' for ppo.advantage 'turn', got 'none'"):
         run(PPOConfig(batch_size=8), ROWS, policy=Policy(tiny_model()))
 
 
@@ -361,7 +361,7 @@ def test_rows_without_targets_are_left_out_and_counted():
 
 
 def test_deepspeed_is_refused_in_one_sentence():
-    with pytest.raises(ValueError, match="backend.kind: expected 'single'"):
+    with pytest.raises(ValueError, match=r"backend.kind: expected 'single'"):
         make_backend(Policy(tiny_model()), BackendConfig(kind="deepspeed"))
-    with pytest.raises(ValueError, match="backend.offload: expected backend.kind 'deepspeed'"):
+    with pytest.raises(ValueError, match=r"backend.offload: expected backend.kind 'deepspeed'"):
         BackendConfig(offload=True)

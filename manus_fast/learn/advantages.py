@@ -59,7 +59,7 @@ class Episodes:
     """int32 [E+1]: turns of each episode."""
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory], penalty_part: str = "invalid_action_penalty") -> Episodes:
+    def of(cls, trajectories: Sequence[Trajectory], penalty_part: str = "invalid_action") -> Episodes:
         """Reads finished trajectories. `penalty_part` names the reward part that penalises invalid actions."""
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         counts = [len(trajectory.turns) for trajectory in trajectories]
