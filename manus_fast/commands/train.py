@@ -120,10 +120,11 @@ def sft(
 
 
 def _load(config: str | None, default: str, flags: dict[str, Any], extra: list[str] | None) -> Any:
+    file = common.find_config(config, default)
     from manus_fast.config import load_config
     from manus_fast.trainer import Config
 
-    return load_config(Config, common.find_config(config, default), common.overrides(flags, extra or ()))
+    return load_config(Config, file, common.overrides(flags, extra or ()))
 
 
 def _batch_size(total: int | None, per_device: int | None, accumulation: int | None) -> int | None:
