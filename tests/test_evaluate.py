@@ -12,6 +12,7 @@ from manus_fast.envs.base import Task
 from manus_fast.evaluate import Panel, Report, compare, evaluate, make_panel
 from manus_fast.evaluate.comparison import mcnemar
 from manus_fast.evaluate.metrics import wilson
+from manus_fast.evaluate.panels import spread
 
 
 @dataclass
@@ -54,9 +55,25 @@ def report(model, solved, failed=(), split="valid"):
     return result
 
 
-def test_panel_is_the_split_in_order_and_a_limit_spreads_over_it():
+def test_panel_is_the_split_in_order():
     assert [task.id for task in make_panel(World(), "valid").tasks] == [f"t{i}" for i in range(10)]
-    assert [task.id for task in make_panel(World(), "valid", 4).tasks] == ["t0", "t2", "t5", "t7"]
+    limited = [task.id for task in make_panel(World(), "valid", 4).tasks]
+    assert len(set(limited)) == 4 and limited == sorted(limited)
+    assert limited == [task.id for task in make_panel(World(), "valid", 4).tasks]
+
+
+@pytest.mark.parametrize(
+    ("n", "k"), [(512, 128), (512, 256), (140, 35), (600, 100), (100_000, 250), (1, 1), (2, 1), (7, 7)]
+)
+def test_a_limit_spreads_over_the_split_and_over_any_round_of_types(n, k):
+    chosen = spread(n, k)
+    assert len(set(chosen)) == k and chosen == sorted(chosen) and chosen[0] >= 0 and chosen[-1] < n
+    gaps = np.diff([-1, *chosen, n])
+    assert gaps.max() <= 2 * n / k + 1
+    for types in (2, 3, 4, 5, 6):
+        if k >= 30:
+            counts = np.bincount(np.array(chosen) % types, minlength=types)
+            assert counts.min() >= 0.6 * k / types, (types, counts)
 
 
 @pytest.mark.parametrize("limit", [0, 11, -1])

@@ -43,14 +43,24 @@ def make_panel(environment: Environment, split: str, limit: int | None = None) -
     Raises:
         ValueError: unknown split, an empty split, or a limit outside 1 … number of tasks.
     """
-    tasks = list(environment.tasks(split))
+    tasks = environment.tasks(split)
     if limit is not None and not 1 <= limit <= len(tasks):
         raise ValueError(
             f"panel.limit: expected 1 to {len(tasks)} (the tasks of {environment.name}/{split}), got {limit}"
         )
-    if limit is not None:
-        tasks = [tasks[index * len(tasks) // limit] for index in range(limit)]
-    return Panel(environment.name, split, tuple(tasks))
+    # By index, because a split may make its tasks only when they are asked for.
+    chosen = range(len(tasks)) if limit is None else spread(len(tasks), limit)
+    return Panel(environment.name, split, tuple(tasks[index] for index in chosen))
+
+
+def spread(n: int, k: int) -> list[int]:
+    """k of the numbers 0 … n-1, rising: one from each of k equal stretches, at a place that varies by the golden ratio,
+    so that tasks which go round their types in turn are not met in one type only."""
+    chosen = []
+    for index in range(k):
+        start, end = index * n // k, (index + 1) * n // k
+        chosen.append(start + int(index * 0.6180339887498949 % 1 * (end - start)))
+    return chosen
 
 
 def evaluate(
