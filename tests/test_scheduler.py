@@ -21,9 +21,7 @@ from manus_fast.rollout.scheduler import EpisodeSpec, Rollout, RolloutConfig
 from manus_fast.rollout.seeds import derive, episode_seed, mix64, turn_seed
 
 ACTIONS = ("go left", "go right")
-TEXTS = [
-    "You are at 0 of 9. go left or go right? Nothing happens. fly no nothing back on and. Reply in this form: your reasoning one command"
-]
+TEXTS = ["You are at 0 of 9. go left or go right? Nothing happens.", "fly no nothing back on and"]
 RIGHT = "Think: on\nAct: go right"
 
 

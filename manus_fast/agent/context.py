@@ -91,9 +91,10 @@ class ChatFormat:
         eos = self.tokenizer.eos_token
         names = {"system": "System", "user": "User", "assistant": "Assistant"}
         text = "".join(
-            f"{names[m['role']]}: {m['content']}{eos if m['role'] == 'assistant' else ''}\n" for m in messages
+            f"{names[m['role']]}:\n{m['content']}{eos if m['role'] == 'assistant' else ''}\n" for m in messages
         )
-        return text + ("Assistant: " if generation else "")
+        # A line break, not a space: words of the reply would take a space into their first token.
+        return text + ("Assistant:\n" if generation else "")
 
 
 @dataclass

@@ -48,7 +48,7 @@ _STYLES = {
     "tags": _Style(
         "<think>{thought}</think><act>{action}</act>",
         re.compile(r"<think>\s*(.*?)\s*</think>", re.DOTALL),
-        re.compile(r"<(?:act|action)>\s*(\S.*?)\s*</(?:act|action)>", re.DOTALL),
+        re.compile(r"<(?:act|action)>\s*(\S[^\n]*?)\s*</(?:act|action)>", re.DOTALL),
     ),
     "act": _Style("Act: {action}", None, re.compile(r"(?:^|\s)(?:Act|Action):[ \t]*(\S[^\n]*?)[ \t]*(?=\n|$)")),
 }
