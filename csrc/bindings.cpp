@@ -1,5 +1,6 @@
 #include "bindings.h"
 
+#include "common/memory.h"
 #include "common/parallel.h"
 
 namespace py = pybind11;
@@ -18,6 +19,7 @@ PYBIND11_MODULE(_C, module) {
   module.doc() = "C++ and CUDA core of manus_fast; import the Python packages instead of this module.";
   module.def("set_num_threads", &manus_fast::set_num_threads, py::arg("n"));
   module.def("num_threads", &manus_fast::num_threads);
+  module.def("keep_freed_memory", &manus_fast::keep_freed_memory);
   py::dict build;
   build["cuda"] = bool(MF_BUILD_CUDA);
   build["cuda_archs"] = MF_CUDA_ARCHS;
