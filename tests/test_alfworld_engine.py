@@ -13,7 +13,7 @@ pytest.importorskip("alfworld")
 from manus_fast.envs import base
 from manus_fast.envs.alfworld import AlfWorld
 from manus_fast.envs.alfworld.games import compose, make_games, proves
-from manus_fast.envs.alfworld.grammar import translate, with_grammar
+from manus_fast.envs.alfworld.grammar import translate, with_words
 from manus_fast.envs.alfworld.layout import TASK_TYPES, Variety, Vocabulary, sample_layout, scenes
 from manus_fast.envs.alfworld.panels import find_root, find_tasks
 from manus_fast.envs.alfworld.pddl import demangle, entities
@@ -162,7 +162,7 @@ def test_old_grammar_is_played_and_recorded(data, tmp_path):
     root = find_root(data)
     task = find_tasks(root, "valid_seen", ("pick_and_place_simple",))[0]
     game = json.loads((root / task.data["game"]).read_text())
-    game["grammar"] = with_grammar(game["grammar"], "0.3")
+    game["grammar"] = with_words(game["grammar"], "0.3")
     (tmp_path / "game.tw-pddl").write_text(json.dumps(game))
     env = TextWorldEnv(tmp_path)
     old = Task("old", task.type, "", {"game": "game.tw-pddl"})

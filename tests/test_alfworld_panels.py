@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from manus_fast.envs.alfworld.grammar import grammar_of, translate, with_grammar
+from manus_fast.envs.alfworld.grammar import grammar_of, translate, with_words
 from manus_fast.envs.alfworld.layout import Goal, Layout, Receptacle, Thing, room_of, scenes
 from manus_fast.envs.alfworld.panels import find_root, find_tasks
 from manus_fast.envs.alfworld.pddl import demangle, entities
@@ -98,7 +98,7 @@ def test_broken_game_file_is_named(tmp_path, text, message):
 
 def test_both_grammars_are_told_apart_and_turned_into_each_other():
     assert grammar_of(MOVE) == "0.4" and grammar_of(PUT) == "0.3"
-    assert with_grammar(MOVE, "0.3") == PUT and with_grammar(PUT, "0.4") == MOVE and with_grammar(PUT, "0.3") == PUT
+    assert with_words(MOVE, "0.3") == PUT and with_words(PUT, "0.4") == MOVE and with_words(PUT, "0.3") == PUT
     assert translate("move mug 1 to desk 2", "0.3") == "put mug 1 in/on desk 2"
     assert translate("put mug 1 in/on desk 2", "0.4") == "move mug 1 to desk 2"
     assert translate("take mug 1 from desk 2", "0.3") == "take mug 1 from desk 2"

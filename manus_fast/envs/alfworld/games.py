@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manus_fast.envs.alfworld.grammar import translate, with_grammar
+from manus_fast.envs.alfworld.grammar import downgrade, translate
 from manus_fast.envs.alfworld.layout import TASK_TYPES, Layout, Variety, Vocabulary, sample_layout, scenes
 from manus_fast.envs.alfworld.panels import GAMES_FOLDER, SPLITS
 from manus_fast.envs.alfworld.pddl import demangle, describe_goal, entities, write_problem
@@ -56,9 +56,11 @@ def compose(layout: Layout, trial: str, choice: int, vocabulary: Vocabulary, gra
     walkthrough = plan(layout, demangle(entities(layout)))
     if walkthrough is None:
         raise ValueError("layout: expected a goal within reach")
-    rules = with_grammar(Path(info.ALFRED_TWL2_PATH).read_text(), grammar)
+    domain, rules = Path(info.ALFRED_PDDL_PATH).read_text(), Path(info.ALFRED_TWL2_PATH).read_text()
+    if grammar == "0.3":
+        domain, rules = downgrade(domain, rules)
     return {
-        "pddl_domain": Path(info.ALFRED_PDDL_PATH).read_text(),
+        "pddl_domain": domain,
         "grammar": rules.replace("UNKNOWN GOAL", describe_goal(layout, choice)),
         "pddl_problem": write_problem(layout, trial, vocabulary),
         "solvable": True,

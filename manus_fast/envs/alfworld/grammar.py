@@ -1,4 +1,7 @@
-"""The two command grammars of ALFWorld: `put O in/on R` (0.3 and before) and `move O to R` (0.4)."""
+"""The two command grammars of ALFWorld: `put O in/on R` (0.3 and before) and `move O to R` (0.4).
+
+With the second came "You arrive at desk 1." for "You arrive at loc 3.", and the command help.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ import re
 
 _PUT = re.compile(r'action\s+PutObject\s*\{\s*template\s*::\s*"([^"]*)"')
 _TEMPLATES = {"put {o} in/on {r}": "0.3", "move {o} to {r}": "0.4"}
-_FEEDBACK = {
-    "0.3": "You put the {o.name} in/on the {r.name}.",
-    "0.4": "You move the {o.name} to the {r.name}.",
-}
+# What the grammar says in 0.3 and in 0.4.
+_WORDS = (
+    ("put {o} in/on {r}", "move {o} to {r}"),
+    ("You put the {o.name} in/on the {r.name}.", "You move the {o.name} to the {r.name}."),
+    ("You arrive at {lend.name}.", "You arrive at {r.name}."),
+)
+_HELP_DOMAIN = re.compile(r"\(:action help\b.*?\n\)\n", re.DOTALL)
+_HELP_GRAMMAR = re.compile(r"action help \{.*?\n\}\n?", re.DOTALL)
 
 
 def grammar_of(text: str) -> str:
@@ -25,16 +32,18 @@ def grammar_of(text: str) -> str:
     return _TEMPLATES[template]
 
 
-def with_grammar(text: str, version: str) -> str:
-    """The grammar `text` with its put-down action in the form of `version` ("0.3" or "0.4")."""
-    if version not in _FEEDBACK:
+def with_words(text: str, version: str) -> str:
+    """The grammar `text` with the words of `version` ("0.3" or "0.4")."""
+    if version not in ("0.3", "0.4"):
         raise ValueError(f"version: expected '0.3' or '0.4', got {version!r}")
-    current = grammar_of(text)
-    template = next(t for t, v in _TEMPLATES.items() if v == version)
-    for old, number in _TEMPLATES.items():
-        if number == current:
-            text = text.replace(old, template)
-    return text.replace(_FEEDBACK[current], _FEEDBACK[version])
+    for old, new in _WORDS:
+        text = text.replace(old, new) if version == "0.4" else text.replace(new, old)
+    return text
+
+
+def downgrade(domain: str, grammar: str) -> tuple[str, str]:
+    """Domain and grammar of 0.4 as 0.3 had them: the older words, and no help."""
+    return _HELP_DOMAIN.sub("", domain), with_words(_HELP_GRAMMAR.sub("", grammar), "0.3")
 
 
 def translate(command: str, version: str) -> str:
