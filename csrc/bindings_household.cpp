@@ -95,6 +95,85 @@ Split split(const std::string& name) {
   return Split::kTrain;
 }
 
+using Place = int;  // in specs from Python: an index, or -1 for none
+
+std::uint8_t index(Place value, const char* what) {
+  MF_CHECK(value >= -1 && value < kNone, what, ": expected -1 … ", kNone - 1, ", got ", value);
+  return value < 0 ? kNone : static_cast<std::uint8_t>(value);
+}
+
+Role role(const std::string& name) {
+  if (name == "sink") return Role::kSink;
+  if (name == "microwave") return Role::kMicrowave;
+  if (name == "fridge") return Role::kFridge;
+  MF_CHECK(name.empty(), "role: expected sink, microwave, fridge or none, got '", name, "'");
+  return Role::kPlain;
+}
+
+// The bits of `names` in a table of (name, bit).
+template <typename Bits>
+Bits bits(const std::vector<std::string>& names, const std::vector<std::pair<const char*, Bits>>& table) {
+  unsigned out = 0;
+  for (const std::string& name : names) {
+    bool known = false;
+    for (const auto& [word, bit] : table) {
+      if (name == word) out |= bit, known = true;
+    }
+    MF_CHECK(known, "objects: unknown property '", name, "'");
+  }
+  return static_cast<Bits>(out);
+}
+
+std::shared_ptr<World> make_world(const py::dict& table) {
+  WorldSpec spec;
+  spec.receptacle_types = table["receptacle_types"].cast<std::vector<std::string>>();
+  spec.object_types = table["object_types"].cast<std::vector<std::string>>();
+  spec.can_contain.assign(spec.receptacle_types.size(), std::vector<bool>(spec.object_types.size()));
+  for (const auto& [r, o] : table["can_contain"].cast<std::vector<std::pair<std::size_t, std::size_t>>>()) {
+    MF_CHECK(r < spec.receptacle_types.size() && o < spec.object_types.size(), "can_contain: index out of range");
+    spec.can_contain[r][o] = true;
+  }
+  for (const py::handle item : table["receptacles"]) {
+    ReceptacleSpec r;
+    r.name = item["name"].cast<std::string>();
+    r.type = index(item["type"].cast<Place>(), "receptacle type");
+    r.location = index(item["location"].cast<Place>(), "receptacle location");
+    r.openable = item["openable"].cast<bool>();
+    r.opened = item["opened"].cast<bool>();
+    r.role = role(item["role"].cast<std::string>());
+    r.arrival = item["arrival"].cast<std::string>();
+    spec.receptacles.push_back(std::move(r));
+  }
+  for (const py::handle item : table["objects"]) {
+    ObjectSpec o;
+    o.name = item["name"].cast<std::string>();
+    o.type = index(item["type"].cast<Place>(), "object type");
+    o.properties = bits<std::uint16_t>(
+        item["properties"].cast<std::vector<std::string>>(),
+        {{"pickupable", kPickupable}, {"cleanable", kCleanable}, {"heatable", kHeatable}, {"coolable", kCoolable},
+         {"sliceable", kSliceable}, {"toggleable", kToggleable}, {"holds", kHolds}, {"knife", kKnife}});
+    o.conditions = bits<std::uint8_t>(
+        item["states"].cast<std::vector<std::string>>(),
+        {{"isclean", kClean}, {"ishot", kHot}, {"iscool", kCool}, {"issliced", kSliced}, {"istoggled", kToggled}});
+    for (const Place place : item["receptacles"].cast<std::vector<Place>>()) {
+      (o.receptacle == kNone ? o.receptacle : o.also.emplace_back()) = index(place, "object receptacle");
+    }
+    o.location = index(item["location"].cast<Place>(), "object location");
+    for (const Place inner : item["inside"].cast<std::vector<Place>>()) o.inside.push_back(index(inner, "inside"));
+    spec.objects.push_back(std::move(o));
+  }
+  const py::dict goal = table["goal"];
+  spec.goal.kind = goal_kind(goal["kind"].cast<std::string>());
+  spec.goal.object_type = index(goal["object"].cast<Place>(), "goal object");
+  spec.goal.receptacle_type = index(goal["receptacle"].cast<Place>(), "goal receptacle");
+  spec.goal.toggle_type = index(goal["toggle"].cast<Place>(), "goal toggle");
+  spec.start = index(table["start"].cast<Place>(), "start");
+  spec.task = table["task"].cast<std::string>();
+  spec.put_grammar = table["put"].cast<bool>();
+  spec.help = table["help"].cast<bool>();
+  return std::make_shared<World>(std::move(spec));
+}
+
 }  // namespace
 
 void register_household(py::module_& module) {
@@ -149,10 +228,23 @@ void register_household(py::module_& module) {
       py::arg("split"), py::arg("index"), py::arg("base_seed"), py::arg("types"), py::arg("layouts"),
       py::arg("num_train"), py::arg("difficulty"));
 
+  // A game given as tables (see manus_fast/envs/alfworld/problem.py); ValueError where they contradict themselves.
+  py::class_<World, std::shared_ptr<World>>(m, "World")
+      .def(py::init(&make_world), py::arg("table"))
+      .def("fingerprint", &World::fingerprint);
+
   py::class_<Batch>(m, "Batch")
       .def(py::init<int, int>(), py::arg("slots"), py::arg("max_steps"))
       .def_property_readonly("slots", &Batch::slots)
       .def("reset", &Batch::reset, py::arg("slots"), py::arg("recipes"), py::call_guard<py::gil_scoped_release>())
+      .def(
+          "load",
+          [](Batch& batch, const std::vector<int>& slots, const std::vector<std::shared_ptr<World>>& worlds) {
+            const std::vector<std::shared_ptr<const World>> given(worlds.begin(), worlds.end());
+            const py::gil_scoped_release release;
+            batch.load(slots, given);
+          },
+          py::arg("slots"), py::arg("worlds"))
       .def(
           "step",
           [](Batch& batch, const std::vector<int>& slots, const py::sequence& actions) {

@@ -63,11 +63,19 @@ void Batch::reset(const std::vector<int>& slots, const std::vector<Recipe>& reci
       }
     }
   });
-  parallel_for(n, kStepGrain, [&](std::int64_t begin, std::int64_t end) {
+  load(slots, worlds);
+  for (std::size_t i = 0; i < slots.size(); ++i) slots_[slots[i]].recipe = recipes[i];
+}
+
+void Batch::load(const std::vector<int>& slots, const std::vector<std::shared_ptr<const World>>& worlds) {
+  MF_CHECK(worlds.size() == slots.size(), "worlds: expected one per slot (", slots.size(), "), got ", worlds.size());
+  check_slots(slots, false);
+  for (const auto& world : worlds) MF_CHECK(world != nullptr, "worlds: expected a world per slot, got none");
+  parallel_for(static_cast<std::int64_t>(slots.size()), kStepGrain, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       Slot& slot = slots_[slots[i]];
-      slot.world = std::move(worlds[i]);
-      slot.recipe = recipes[i];
+      slot.world = worlds[i];
+      slot.recipe = Recipe();
       slot.world->reset(slot.state);
       slot.world->intro(slot.state, slot.text);
       list_commands(slot);

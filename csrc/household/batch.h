@@ -24,6 +24,8 @@ class Batch {
 
   // Generates one game per slot and resets it; the introduction becomes the slot's text.
   void reset(const std::vector<int>& slots, const std::vector<Recipe>& recipes);
+  // Puts a given game into each slot and resets it. Such a slot is restored into only where it holds the same game.
+  void load(const std::vector<int>& slots, const std::vector<std::shared_ptr<const World>>& worlds);
   // Plays one command per slot and makes its text and admissible commands. reward: 1 where the goal was reached now.
   void step(const std::vector<int>& slots, const std::vector<std::string_view>& actions, float* reward,
             std::uint8_t* terminated, std::uint8_t* truncated);

@@ -37,8 +37,8 @@ class List {
   bool any_ = false;
 };
 
-const char kHelpMove[] =
-    "\nAvailable commands:\n"
+const char kHelpMove[] =  // the grammar's starts with an empty line, which its parser skips
+    "Available commands:\n"
     "  look:                             look around your current location\n"
     "  inventory:                        check your current inventory\n"
     "  go to (receptacle):               move to a receptacle\n"
@@ -65,7 +65,7 @@ void help(bool put_grammar, std::string& out) {
 void World::contents(const State& state, int receptacle, std::string& out) const {
   List list(out);
   for (std::size_t o = 0; o < spec_.objects.size(); ++o) {
-    if (state.place[o] == receptacle) list.add(spec_.objects[o].name);
+    if (lies_in(state, static_cast<int>(o), receptacle)) list.add(spec_.objects[o].name);
   }
   list.finish();
 }
@@ -140,13 +140,25 @@ void World::look(const State& state, bool everywhere, std::string& out) const {
       if (i > 0) out += i + 1 == here.size() ? ", and " : ", ";
       out += spec_.receptacles[here[i]].name;
     }
-    out += ". Next to it, you see nothing.";
+    out += ". Next to it, you see ";
+    List list(out);
+    // What was taken from one of the receptacles here and put into another counts as next to the first.
+    for (std::size_t o = 0; here.size() > 1 && o < spec_.objects.size(); ++o) {
+      if (state.left[o] == 0 || !is_at(state, static_cast<int>(o), state.location)) continue;
+      for (const std::uint8_t r : here) {
+        if (state.left[o] >> shared_[r] & 1) list.add(spec_.objects[o].name);
+      }
+    }
+    list.finish();
+    out += '.';
     return;
   }
   out += "You are in the middle of a room. Looking quickly around you, you see ";
   List list(out);
   if (everywhere) {
-    for (const ReceptacleSpec& r : spec_.receptacles) list.add(r.name);
+    for (const ReceptacleSpec& r : spec_.receptacles) {
+      if (r.location != kNone) list.add(r.name);
+    }
   }
   list.finish();
   out += '.';
@@ -190,7 +202,7 @@ void World::feedback(const State& state, const Command& command, std::string& ou
       break;
     case Verb::kGo:
       out += "You arrive at ";
-      out += *r;
+      out += spec_.receptacles[command.receptacle].arrival.empty() ? *r : spec_.receptacles[command.receptacle].arrival;
       out += ". ";
       describe_receptacle(state, command.receptacle, out);
       break;
@@ -307,7 +319,7 @@ int World::admissible(const State& state, std::string& out) const {
   std::size_t num_near = 0;
   std::uint16_t near_properties = 0;
   for (const std::uint8_t o : objects_by_name_) {
-    if (state.held == o || (state.place[o] != kNone && spec_.receptacles[state.place[o]].location == state.location)) {
+    if (state.held == o || lies_here(state, o)) {
       near[num_near++] = o;
       near_properties |= spec_.objects[o].properties;
     }
@@ -324,11 +336,11 @@ int World::admissible(const State& state, std::string& out) const {
   }
   for (const std::uint8_t r : receptacles_by_name_) {
     c = {Verb::kGo, kNone, r, kNone};
-    if (spec_.receptacles[r].location != state.location) emit();
+    if (spec_.receptacles[r].location != state.location && spec_.receptacles[r].location != kNone) emit();
   }
   if (held != kNone) per_receptacle(Verb::kHeatWith, held);
   c = {Verb::kHelp, kNone, kNone, kNone};
-  emit();
+  if (spec_.help) emit();
   c = {Verb::kInventory, kNone, kNone, kNone};
   emit();
   c = {Verb::kLookAround, kNone, kNone, kNone};
@@ -343,8 +355,12 @@ int World::admissible(const State& state, std::string& out) const {
     }
   }
   for (std::size_t j = 0; held == kNone && j < num_near; ++j) {
-    c = {Verb::kTake, near[j], state.place[near[j]], kNone};
-    if (applicable(state, c)) emit();
+    if (spec_.objects[near[j]].properties & kSpread) {
+      per_receptacle(Verb::kTake, near[j]);
+    } else {
+      c = {Verb::kTake, near[j], state.place[near[j]], kNone};
+      if (applicable(state, c)) emit();
+    }
   }
   for (std::size_t j = 0; near_properties & kToggleable && j < num_near; ++j) {
     c = {Verb::kUse, near[j], kNone, kNone};

@@ -73,11 +73,25 @@ World::World(WorldSpec spec) : spec_(std::move(spec)) {
     const ReceptacleSpec& receptacle = spec_.receptacles[r];
     check_name(receptacle.name, "receptacles");
     MF_CHECK(receptacle.type < spec_.receptacle_types.size(), "receptacles: '", receptacle.name, "' has no known type");
-    MF_CHECK(receptacle.location != kNone, "receptacles: '", receptacle.name, "' has no location");
-    at_[receptacle.location].push_back(static_cast<std::uint8_t>(r));
+    MF_CHECK(receptacle.location != kNone || spec_.start != kNone, "receptacles: '", receptacle.name,
+             "' has no location, and the player starts at none");
+    if (receptacle.location != kNone) at_[receptacle.location].push_back(static_cast<std::uint8_t>(r));
   }
-  for (const ObjectSpec& object : spec_.objects) {
+  for (const ReceptacleSpec& receptacle : spec_.receptacles) {
+    const bool shares = receptacle.location != kNone && at_[receptacle.location].size() > 1;
+    shared_.push_back(shares ? static_cast<std::uint8_t>(num_shared_++) : kNone);
+  }
+  MF_CHECK(num_shared_ <= kMaxShared, "receptacles: expected at most ", kMaxShared, " that share a location, got ",
+           num_shared_);
+  for (ObjectSpec& object : spec_.objects) {
     check_name(object.name, "objects");
+    object.properties &= static_cast<std::uint16_t>(~kSpread);
+    for (const std::uint8_t r : object.also) {
+      MF_CHECK(r < spec_.receptacles.size() && object.receptacle != kNone, "objects: '", object.name,
+               "' lies in a receptacle that does not exist");
+      object.properties |= kSpread;
+      extra_owner_.push_back(static_cast<std::uint8_t>(&object - spec_.objects.data()));
+    }
     MF_CHECK(object.type < spec_.object_types.size(), "objects: '", object.name, "' has no known type");
     MF_CHECK(object.receptacle == kNone || object.receptacle < spec_.receptacles.size(), "objects: '", object.name,
              "' lies in a receptacle that does not exist");
@@ -85,6 +99,8 @@ World::World(WorldSpec spec) : spec_(std::move(spec)) {
       MF_CHECK(inner < spec_.objects.size(), "objects: '", object.name, "' holds an object that does not exist");
     }
   }
+  MF_CHECK(extra_owner_.size() <= kMaxExtras, "objects: expected at most ", kMaxExtras,
+           " places beyond the first, got ", extra_owner_.size());
   index_names();
   index_goal();
   hash_spec();
@@ -141,6 +157,7 @@ void World::hash_spec() {
   for (const ReceptacleSpec& r : spec_.receptacles) {
     add_text(r.name);
     add(r.type | r.location << 8 | r.openable << 16 | r.opened << 17 | static_cast<int>(r.role) << 18);
+    add_text(r.arrival);
   }
   add(~0ull);
   for (const ObjectSpec& o : spec_.objects) {
@@ -148,6 +165,7 @@ void World::hash_spec() {
     add(o.type | o.receptacle << 8 | o.location << 16 | static_cast<std::uint64_t>(o.properties) << 24 |
         static_cast<std::uint64_t>(o.conditions) << 40);
     for (const std::uint8_t inner : o.inside) add(inner);
+    for (const std::uint8_t r : o.also) add(r | 256);
   }
   std::uint64_t bits = 0;
   for (std::size_t i = 0; i < contains_.size(); ++i) {
@@ -158,7 +176,7 @@ void World::hash_spec() {
   const Goal& goal = spec_.goal;
   add(static_cast<int>(goal.kind) | goal.object_type << 8 | goal.receptacle_type << 16 |
       static_cast<std::uint64_t>(goal.toggle_type) << 24 | static_cast<std::uint64_t>(spec_.start) << 32 |
-      static_cast<std::uint64_t>(spec_.put_grammar) << 40);
+      static_cast<std::uint64_t>(spec_.put_grammar) << 40 | static_cast<std::uint64_t>(spec_.help) << 41);
   add_text(spec_.task);
   fingerprint_ = h;
 }
@@ -174,8 +192,13 @@ void World::reset(State& state) const {
   }
   for (std::size_t o = 0; o < spec_.objects.size(); ++o) {
     state.place[o] = spec_.objects[o].receptacle;
-    state.spot[o] = spec_.objects[o].location;
-    state.conditions[o] = spec_.objects[o].conditions;
+    state.spot[o] = kNone;
+    state.conditions[o] = spec_.objects[o].conditions & static_cast<std::uint8_t>(~kAtOrigin);
+    if (spec_.objects[o].location != kNone) state.conditions[o] |= kAtOrigin;
+  }
+  std::size_t slot = 0;
+  for (const ObjectSpec& object : spec_.objects) {
+    for (const std::uint8_t r : object.also) state.extra[slot++] = r;
   }
   state.won = goal_reached(state);
 }
@@ -185,7 +208,10 @@ bool World::valid(const State& state) const {
   if (!location(state.location) || (state.held != kNone && state.held >= spec_.objects.size())) return false;
   for (std::size_t o = 0; o < spec_.objects.size(); ++o) {
     if (state.place[o] != kNone && state.place[o] >= spec_.receptacles.size()) return false;
-    if (!location(state.spot[o]) && state.spot[o] != spec_.objects[o].location) return false;
+    if (!location(state.spot[o])) return false;
+  }
+  for (std::size_t i = 0; i < extra_owner_.size(); ++i) {
+    if (state.extra[i] != kNone && state.extra[i] >= spec_.receptacles.size()) return false;
   }
   return true;
 }
@@ -237,10 +263,59 @@ bool World::parse(std::string_view text, Command& command) const {
   return false;
 }
 
-bool World::object_in_reach(const State& state, int object) const {
-  if (state.held == object) return true;
+// In a receptacle at the player's location, open or not.
+bool World::lies_here(const State& state, int object) const {
   const std::uint8_t r = state.place[object];
-  return r != kNone && spec_.receptacles[r].location == state.location && accessible(state, r);
+  if (r != kNone && spec_.receptacles[r].location == state.location) return true;
+  if (!(spec_.objects[object].properties & kSpread)) return false;
+  for (const std::uint8_t here : at_[state.location]) {
+    if (extra_slot(state, object, here) >= 0) return true;
+  }
+  return false;
+}
+
+// objectAtLocation. An object's own location need not be its receptacle's; it holds until the object is taken there.
+bool World::is_at(const State& state, int object, std::uint8_t location) const {
+  return location != kNone && (state.spot[object] == location || (state.conditions[object] & kAtOrigin &&
+                                                                  spec_.objects[object].location == location));
+}
+
+// The slot of State::extra that says that `object` is in `receptacle` (kNone: a free slot of the object), or -1.
+int World::extra_slot(const State& state, int object, std::uint8_t receptacle) const {
+  for (std::size_t i = 0; i < extra_owner_.size(); ++i) {
+    if (extra_owner_[i] == object && state.extra[i] == receptacle) return static_cast<int>(i);
+  }
+  return -1;
+}
+
+void World::take(State& state, std::uint8_t o, std::uint8_t r) const {
+  if (state.place[o] == r) {
+    state.place[o] = kNone;
+  } else {
+    state.extra[extra_slot(state, o, r)] = kNone;
+  }
+  if (state.spot[o] == state.location) state.spot[o] = kNone;
+  if (spec_.objects[o].location == state.location) state.conditions[o] &= static_cast<std::uint8_t>(~kAtOrigin);
+  if (shared_[r] != kNone) state.left[o] |= 1u << shared_[r];
+  state.held = o;
+}
+
+void World::put(State& state, std::uint8_t o, std::uint8_t r) const {
+  if (!lies_in(state, o, r)) {
+    // An object taken from one of its receptacles has given a slot free.
+    if (state.place[o] == kNone) {
+      state.place[o] = r;
+    } else {
+      state.extra[extra_slot(state, o, kNone)] = r;
+    }
+  }
+  if (spec_.objects[o].location == state.location) {
+    state.conditions[o] |= kAtOrigin;
+  } else {
+    state.spot[o] = state.location;
+  }
+  if (shared_[r] != kNone) state.left[o] &= ~(1u << shared_[r]);
+  state.held = kNone;
 }
 
 bool World::applicable(const State& state, const Command& command) const {
@@ -251,10 +326,11 @@ bool World::applicable(const State& state, const Command& command) const {
   switch (command.verb) {
     case Verb::kLookAround:
     case Verb::kInventory:
-    case Verb::kHelp:
       return true;
+    case Verb::kHelp:
+      return spec_.help;
     case Verb::kGo:
-      return !here;
+      return !here && r->location != kNone;
     case Verb::kOpen:
       return here && r->openable && !state.is_open(command.receptacle);
     case Verb::kClose:
@@ -262,16 +338,16 @@ bool World::applicable(const State& state, const Command& command) const {
     case Verb::kExamineReceptacle:
       return here;
     case Verb::kExamineObject:
-      return object_in_reach(state, command.object);
+      // The domain's other case, an object in an open receptacle here, asks for something of type "location,": a
+      // comma too many, so that no game has it.
+      return held;
     case Verb::kTake:
       return here && properties & kPickupable && state.held == kNone &&
-             state.place[command.object] == command.receptacle && accessible(state, command.receptacle);
+             lies_in(state, command.object, command.receptacle) && accessible(state, command.receptacle);
     case Verb::kPut:
       return here && held && accessible(state, command.receptacle) && can_contain(command.receptacle, command.object);
-    case Verb::kUse: {  // works on what lies in a closed receptacle, too: the domain does not ask for an open one
-      const std::uint8_t place = state.place[command.object];
-      return properties & kToggleable && place != kNone && spec_.receptacles[place].location == state.location;
-    }
+    case Verb::kUse:  // works on what lies in a closed receptacle, too: the domain does not ask for an open one
+      return properties & kToggleable && lies_here(state, command.object);
     case Verb::kCleanWith:
       return here && held && properties & kCleanable && r->role == Role::kSink;
     case Verb::kHeatWith:
@@ -280,7 +356,7 @@ bool World::applicable(const State& state, const Command& command) const {
       return here && held && properties & kCoolable && r->role == Role::kFridge;
     case Verb::kSlice:  // an object in a closed receptacle of this location can be sliced: same remark as for kUse
       return properties & kSliceable && state.held == command.tool && spec_.objects[command.tool].properties & kKnife &&
-             state.location != kNone && state.spot[command.object] == state.location;
+             is_at(state, command.object, state.location);
   }
   return false;
 }
@@ -289,7 +365,7 @@ void World::learn(State& state, int receptacle) const {
   if (!accessible(state, receptacle)) return;
   state.seen[receptacle >> 6] |= 1ull << (receptacle & 63);
   for (std::size_t o = 0; o < spec_.objects.size(); ++o) {
-    if (state.place[o] == receptacle) state.conditions[o] |= kKnown;
+    if (lies_in(state, static_cast<int>(o), receptacle)) state.conditions[o] |= kKnown;
   }
 }
 
@@ -312,15 +388,11 @@ void World::apply(State& state, const Command& command) const {
       learn(state, r);
       break;
     case Verb::kTake:
-      state.place[o] = kNone;
-      state.spot[o] = kNone;
-      state.held = o;
+      take(state, o, r);
       state.conditions[o] |= kKnown;
       break;
     case Verb::kPut:
-      state.place[o] = r;
-      state.spot[o] = state.location;
-      state.held = kNone;
+      put(state, o, r);
       break;
     case Verb::kUse:
       state.conditions[o] |= kToggled;
@@ -350,10 +422,7 @@ bool World::goal_reached(const State& state) const {
   if (goal.kind == GoalKind::kLook) {
     if (state.held == kNone || spec_.objects[state.held].type != goal.object_type) return false;
     for (const std::uint8_t lamp : goal_toggles_) {
-      const std::uint8_t r = state.place[lamp];
-      if (state.conditions[lamp] & kToggled && r != kNone && spec_.receptacles[r].location == state.location) {
-        return true;
-      }
+      if (state.conditions[lamp] & kToggled && lies_here(state, lamp)) return true;
     }
     return false;
   }
@@ -363,13 +432,20 @@ bool World::goal_reached(const State& state) const {
   if (goal.kind == GoalKind::kCool) needed = kCool;
   std::uint64_t once[2] = {0, 0};  // receptacles that already have one
   for (const std::uint8_t o : goal_objects_) {
-    const std::uint8_t r = state.place[o];
-    if (r == kNone || spec_.receptacles[r].type != goal.receptacle_type) continue;
     if ((state.conditions[o] & needed) != needed) continue;
-    if (goal.kind != GoalKind::kTwo) return true;
-    const std::uint64_t bit = 1ull << (r & 63);
-    if (once[r >> 6] & bit) return true;
-    once[r >> 6] |= bit;
+    const auto reaches = [&](std::uint8_t r) {
+      if (r == kNone || spec_.receptacles[r].type != goal.receptacle_type) return false;
+      if (goal.kind != GoalKind::kTwo) return true;
+      const std::uint64_t bit = 1ull << (r & 63);
+      if (once[r >> 6] & bit) return true;
+      once[r >> 6] |= bit;
+      return false;
+    };
+    if (reaches(state.place[o])) return true;
+    if (!(spec_.objects[o].properties & kSpread)) continue;
+    for (std::size_t i = 0; i < extra_owner_.size(); ++i) {
+      if (extra_owner_[i] == o && reaches(state.extra[i])) return true;
+    }
   }
   return false;
 }
@@ -382,11 +458,22 @@ std::uint64_t World::hash(const State& state) const {
     std::uint64_t word = 0;
     for (std::size_t i = o; i < std::min(o + 2, spec_.objects.size()); ++i) {
       const std::uint64_t conditions = state.conditions[i] & ~static_cast<unsigned>(kKnown);
-      word = word << 24 | state.place[i] | static_cast<std::uint64_t>(state.spot[i]) << 8 | conditions << 16;
+      const std::uint8_t place = spec_.objects[i].properties & kSpread ? kNone : state.place[i];
+      word = word << 24 | place | static_cast<std::uint64_t>(state.spot[i]) << 8 | conditions << 16;
     }
     h = mix64(h ^ word);
   }
-  return h;
+  for (std::size_t o = 0; num_shared_ > 0 && o < spec_.objects.size(); ++o) {
+    if (state.left[o] != 0) h = mix64(h ^ (state.left[o] | static_cast<std::uint64_t>(o + 1) << 32));
+  }
+  // Which slot says where an object is makes no difference.
+  std::uint64_t extras = 0;
+  for (std::size_t i = 0; i < extra_owner_.size(); ++i) {
+    const std::uint64_t owner = static_cast<std::uint64_t>(extra_owner_[i] + 1) << 8;
+    extras += mix64(owner | state.extra[i]);
+    if (i == 0 || extra_owner_[i] != extra_owner_[i - 1]) extras += mix64(owner | state.place[extra_owner_[i]]);
+  }
+  return extra_owner_.empty() ? h : mix64(h ^ extras);
 }
 
 bool World::step(State& state, std::string_view text, std::string& out) const {

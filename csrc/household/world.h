@@ -14,6 +14,8 @@ namespace manus_fast::household {
 
 constexpr int kMaxObjects = 240;
 constexpr int kMaxReceptacles = 128;
+constexpr int kMaxExtras = 16;  // places of objects beyond their first, in one game
+constexpr int kMaxShared = 32;  // receptacles that share their location with another
 constexpr std::uint8_t kNone = 255;  // no receptacle, no location, no object
 
 enum class GoalKind : std::uint8_t { kLook, kPlace, kClean, kHeat, kCool, kTwo };
@@ -33,6 +35,7 @@ enum Property : std::uint16_t {
   kToggleable = 1 << 5,
   kHolds = 1 << 6,  // isReceptacleObject: a bowl, a box
   kKnife = 1 << 7,  // of type Knife or ButterKnife
+  kSpread = 1 << 8,  // was in several receptacles at the start; set by World
 };
 
 // Properties of an object that play changes.
@@ -43,15 +46,17 @@ enum Condition : std::uint8_t {
   kSliced = 1 << 3,
   kToggled = 1 << 4,
   kKnown = 1 << 5,  // not a rule: the player has been told where the object is (for the explorer)
+  kAtOrigin = 1 << 6,  // objectAtLocation of the spec's own location holds
 };
 
 struct ReceptacleSpec {
   std::string name;           // "cabinet 3"
   std::uint8_t type = 0;      // index into WorldSpec::receptacle_types
-  std::uint8_t location = 0;  // several receptacles may share one
+  std::uint8_t location = 0;  // several receptacles may share one; kNone: out of reach
   bool openable = false;
   bool opened = false;
   Role role = Role::kPlain;
+  std::string arrival;  // what "You arrive at" says, where that is not the name (ALFWorld up to 0.3: "loc 3")
 };
 
 struct ObjectSpec {
@@ -60,8 +65,9 @@ struct ObjectSpec {
   std::uint16_t properties = 0;     // Property bits
   std::uint8_t conditions = 0;      // Condition bits at the start
   std::uint8_t receptacle = kNone;  // where it lies: index into WorldSpec::receptacles
-  std::uint8_t location = kNone;    // objectAtLocation
+  std::uint8_t location = kNone;    // objectAtLocation, which need not be the receptacle's
   std::vector<std::uint8_t> inside;  // objects listed by "examine" of a receptacle object
+  std::vector<std::uint8_t> also;    // further receptacles that it is in, as ALFRED's scenes have it
 };
 
 struct Goal {
@@ -82,6 +88,7 @@ struct WorldSpec {
   Goal goal;
   std::string task;           // "put a mug in desk", without the full stop
   bool put_grammar = false;   // "put O in/on R" (ALFWorld up to 0.3) instead of "move O to R"
+  bool help = true;           // whether there is a command "help" (ALFWorld from 0.4)
 };
 
 struct State {
@@ -94,14 +101,18 @@ struct State {
   std::uint8_t over = 0;  // set by the batch: won or out of steps
   std::uint8_t reserved[2] = {0, 0};
   std::uint8_t place[kMaxObjects] = {};  // receptacle of each object, kNone while held
-  std::uint8_t spot[kMaxObjects] = {};   // objectAtLocation of each object
+  std::uint8_t spot[kMaxObjects] = {};   // objectAtLocation of each object that was put away from its origin
   std::uint8_t conditions[kMaxObjects] = {};
+  std::uint8_t extra[kMaxExtras] = {};   // further receptacles of objects that are in several
+  // The receptacles, of those that share a location, that an object was taken from and not put back into. "look"
+  // names the object where it lies in the other one: the engine remembers the negated fact.
+  std::uint32_t left[kMaxObjects] = {};
 
   bool is_open(int receptacle) const { return opened[receptacle >> 6] >> (receptacle & 63) & 1; }
   bool has_seen(int receptacle) const { return seen[receptacle >> 6] >> (receptacle & 63) & 1; }
 };
 static_assert(std::is_trivially_copyable_v<State>);
-static_assert(sizeof(State) == 40 + 3 * kMaxObjects, "State has no padding: it is hashed and saved as bytes");
+static_assert(sizeof(State) == 40 + kMaxExtras + 7 * kMaxObjects, "State has no padding: it is hashed and saved as bytes");
 
 enum class Verb : std::uint8_t {
   kLookAround, kInventory, kHelp, kGo, kOpen, kClose, kExamineReceptacle, kExamineObject, kTake, kPut, kUse, kCleanWith,
@@ -134,6 +145,11 @@ class World {
   // The receptacles at a location in list order; empty for kNone.
   const std::vector<std::uint8_t>& at(std::uint8_t location) const { return at_[location]; }
 
+  // Whether an object lies in a receptacle.
+  bool lies_in(const State& state, int object, int receptacle) const {
+    return state.place[object] == receptacle ||
+           (spec_.objects[object].properties & kSpread && extra_slot(state, object, receptacle) >= 0);
+  }
   bool can_contain(int receptacle, int object) const {
     return contains_[spec_.receptacles[receptacle].type * spec_.object_types.size() + spec_.objects[object].type];
   }
@@ -169,7 +185,11 @@ class World {
   int find_object(std::string_view name) const;
   int find_receptacle(std::string_view name) const;
   void learn(State& state, int receptacle) const;
-  bool object_in_reach(const State& state, int object) const;
+  bool lies_here(const State& state, int object) const;
+  bool is_at(const State& state, int object, std::uint8_t location) const;
+  int extra_slot(const State& state, int object, std::uint8_t receptacle) const;
+  void take(State& state, std::uint8_t object, std::uint8_t receptacle) const;
+  void put(State& state, std::uint8_t object, std::uint8_t receptacle) const;
   void contents(const State& state, int receptacle, std::string& out) const;
   void describe_receptacle(const State& state, int receptacle, std::string& out) const;
   void describe_object(const State& state, int object, std::string& out) const;
@@ -180,6 +200,9 @@ class World {
   std::vector<std::uint8_t> objects_by_name_;  // indices in the byte order of their names
   std::vector<std::uint8_t> receptacles_by_name_;
   std::array<std::vector<std::uint8_t>, 256> at_;  // receptacles of a location in list order; at_[kNone] is empty
+  std::vector<std::uint8_t> extra_owner_;  // the object of each State::extra
+  int num_shared_ = 0;
+  std::vector<std::uint8_t> shared_;       // bit in State::left of each receptacle, kNone for those that stand alone
   std::vector<std::uint8_t> goal_objects_;
   std::vector<std::uint8_t> goal_receptacles_;
   std::vector<std::uint8_t> goal_toggles_;

@@ -188,9 +188,7 @@ def _tables(
     problem.object_types = [*sorted({*object_type.values(), goal["object"], goal.get("toggle", "")} - {""}), ""]
     rtype = {name: i for i, name in enumerate(problem.receptacle_types)}
     otype = {name: i for i, name in enumerate(problem.object_types)}
-    problem.can_contain = {
-        (rtype[r], otype[o]) for r, o in facts.get("cancontain", ()) if r in rtype and o in otype
-    }
+    problem.can_contain = {(rtype[r], otype[o]) for r, o in facts.get("cancontain", ()) if r in rtype and o in otype}
     flags: dict[str, set[str]] = defaultdict(set)
     for fact in ("openable", "opened", "isreceptacleobject", *_ABILITIES, *_STATES):
         for (thing,) in facts.get(fact, ()):

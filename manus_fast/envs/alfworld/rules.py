@@ -18,7 +18,9 @@ from manus_fast.envs.alfworld.grammar import grammar_of, with_words
 
 _BLOCK = r'grammar\s*::\s*"""(.*?)"""'
 _STRING = r'"((?:[^"\\]|\\.)*)"'
-_ACTION = re.compile(rf"action\s+(\w+)\s*\{{\s*template\s*::\s*{_STRING}\s*;\s*feedback\s*::\s*{_STRING}\s*;", re.DOTALL)
+_ACTION = re.compile(
+    rf"action\s+(\w+)\s*\{{\s*template\s*::\s*{_STRING}\s*;\s*feedback\s*::\s*{_STRING}\s*;", re.DOTALL
+)
 
 # SHA-256 of the normal forms, first 16 digits. The domain has been the same since 2020, but for the action help.
 _DOMAIN = "36c368869c9a9027"
