@@ -49,7 +49,13 @@ def gradients(rows, config, accumulation=1, order=None, dtype="float32"):
     policy, reference = make_policy(config)
     backend = Recorder(policy, dtype=dtype)
     update = PolicyGradientUpdate(
-        policy, backend, config, gradient_accumulation_steps=accumulation, reference=reference, temperature=0.8
+        policy,
+        backend,
+        config,
+        gradient_accumulation_steps=accumulation,
+        reference=reference,
+        temperature=0.8,
+        correction="none",
     )
     rows = rows if order is None else [rows[i] for i in order]
     stats = update.run(rows, iteration=0, progress=0.0, learning_rate=0.0)
@@ -198,6 +204,24 @@ def run(config, rows, iterations=1, seed=0, learning_rate=1e-3, episodes=None, p
     for i in range(iterations):
         stats = update.run(rows, episodes, iteration=i, progress=i / iterations, learning_rate=learning_rate)
     return policy, stats, update
+
+
+def test_tokens_of_another_policy_are_weighted():
+    """Rows whose sampled log-probabilities are 0.5 below the policy's have weight e^0.5 on every policy term."""
+    config = PPOConfig(batch_size=12, whiten=False)
+    policy, rows = Policy(tiny_model(), critic="shared"), copy.deepcopy(ROWS)
+    scored = policy.score_all(module.pack(rows)).log_prob.split([len(row) for row in rows])
+    for row, log_prob in zip(rows, scored, strict=True):
+        row.log_prob = np.where(row.loss_mask, log_prob.numpy() - 0.5, 0.0).astype(np.float32)
+    losses = {}
+    for mode in ("none", "token_truncate", "token_mask"):
+        _, stats, _ = run(config, rows, learning_rate=0.0, policy=policy, correction=mode)
+        losses[mode] = stats["policy/loss"]
+        assert stats["correction/gap_mean"] == pytest.approx(0.5, abs=1e-4)
+    assert losses["token_truncate"] == pytest.approx(math.exp(0.5) * losses["none"], rel=1e-3)
+    assert losses["token_mask"] == pytest.approx(losses["token_truncate"], rel=1e-6)
+    with pytest.raises(ValueError, match=r"rollout.correction: expected one of none, .*, got 'tis'"):
+        run(config, rows, correction="tis")
 
 
 def test_the_first_step_has_ratio_one_and_clips_nothing():

@@ -28,6 +28,7 @@ from manus_fast.agent.trajectory import Row
 from manus_fast.data.packing import PackedRows, micro_batch_rows, pack
 from manus_fast.learn.advantages import Advantages, Episodes, estimate
 from manus_fast.learn.backend import Backend
+from manus_fast.learn.correction import check_mode, importance_weights
 from manus_fast.learn.guard import FiniteGuard
 from manus_fast.learn.losses import PPOConfig, denominator_of, policy_gradient_loss
 from manus_fast.learn.minibatch import accumulate, mini_batches
@@ -74,6 +75,7 @@ class PolicyGradientUpdate:
         temperature: of sampling, so that both sides describe the same distribution.
         gradient_accumulation_steps: micro-batches a mini-batch.
         seed: of the order of rows.
+        correction: how tokens are weighted that another policy than the present one sampled (`learn/correction.py`).
         reference: the policy to measure KL from; None: the policy as it is now. Unused where kl_coef is 0.
         dump_folder: where batches of skipped steps are saved; None keeps none.
 
@@ -90,6 +92,7 @@ class PolicyGradientUpdate:
         temperature: float = 1.0,
         gradient_accumulation_steps: int = 1,
         seed: int = 0,
+        correction: str = "token_truncate",
         reference: Reference | None = None,
         dump_folder: Path | None = None,
     ):
@@ -102,6 +105,8 @@ class PolicyGradientUpdate:
             )
         if not temperature > 0:
             raise ValueError(f"rollout.temperature: expected a number above 0 to train on, got {temperature}")
+        check_mode(correction)
+        self.correction = correction
         self.micro_rows = micro_batch_rows(config.batch_size, backend.world_size, gradient_accumulation_steps)
         self.reference = None
         if config.needs_reference:
@@ -182,14 +187,9 @@ class PolicyGradientUpdate:
         )
         packed.value, packed.last_value = scored.value, scored.last_value
         packed.old_log_prob = packed.rollout_log_prob if self.config.bypass_old else scored.log_prob
-        where = packed.trainable
-        gap = (scored.log_prob - packed.rollout_log_prob)[where].abs()
-        gap = gap[torch.isfinite(gap)]
-        return {
-            "policy/entropy": float(scored.entropy[where].mean()),
-            "policy/rollout_gap_mean": float(gap.mean()) if len(gap) else 0.0,
-            "policy/rollout_gap_max": float(gap.max()) if len(gap) else 0.0,
-        }
+        mode = "none" if self.config.bypass_old else self.correction
+        packed.weight, stats = importance_weights(packed, mode)
+        return {"policy/entropy": float(scored.entropy[packed.trainable].mean()), **stats}
 
     def _reference_terms(self, packed: PackedRows, kl_coef: float) -> dict[str, float]:
         if self.reference is None:
