@@ -21,22 +21,39 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 T = TypeVar("T")
 
 
-def load_config(cls: type[T], path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> T:
+def load_config(
+    cls: type[T],
+    path: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+    beneath: Mapping[str, Any] | None = None,
+) -> T:
     """Reads a YAML file (optional), lays the overrides over it, and builds `cls`.
 
     Args:
         cls: a dataclass whose fields are plain types, lists, dicts, Literals, Optionals or further dataclasses.
         path: a YAML file; None for the defaults alone.
         overrides: "dotted.key=value" with the value in YAML's own syntax, applied in order.
+        beneath: nested values that go over the defaults and under the file (a preset).
 
     Raises:
         ValueError: no such file, bad YAML, an unknown key (the nearest one is named), a value of the wrong type,
             a malformed override, or whatever a dataclass's own __post_init__ refuses.
     """
+    return from_mapping(cls, read_values(path, overrides, beneath))
+
+
+def read_values(
+    path: str | os.PathLike[str] | None = None,
+    overrides: Sequence[str] = (),
+    beneath: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The merged values as plain nested dicts, not yet checked against any dataclass; see `load_config`."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    merged = read_yaml(path) if path is not None else OmegaConf.create({})
+    merged = OmegaConf.create(dict(beneath or {}))
+    if path is not None:
+        merged = OmegaConf.merge(merged, read_yaml(path))
     for override in overrides:
         key, equals, _ = override.partition("=")
         if not equals or not key.strip() or any(not part for part in key.strip().split(".")):
@@ -46,10 +63,9 @@ def load_config(cls: type[T], path: str | os.PathLike[str] | None = None, overri
         except Exception as error:  # YAML and OmegaConf errors share no base class
             raise ValueError(f"{key}: expected a value in YAML syntax, got {override!r} ({_first(error)})") from error
     try:
-        values = OmegaConf.to_container(merged, resolve=True)
+        return OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(f"config: {_first(error)}") from error
-    return from_mapping(cls, values)
 
 
 def read_yaml(path: str | os.PathLike[str]) -> Any:

@@ -20,6 +20,8 @@ class AgentConfig:
     """Turns that a `window` context shows."""
     style: Literal["react", "tags", "act"] = "react"
     """react: Think:/Act: lines; tags: <think>/<act>; act: no thought."""
+    instructions: str | None = None
+    """What the system prompt says before the reply format; null: the environment's own instructions."""
     show_admissible: bool = False
     """List the admissible actions under each observation."""
 

@@ -21,8 +21,8 @@ class RewardConfig:
     """Added to every turn."""
     format_bonus: float = 0.0
     """Added to a turn whose reply has the right form."""
-    invalid_action_penalty: float = 0.0
-    """Added to a turn whose action the world refuses."""
+    invalid_action_penalty: float = -0.1
+    """Added to a turn whose action is missing or not admissible, unless a token limit cut the reply."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

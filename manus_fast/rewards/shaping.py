@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from manus_fast.envs.config import RewardConfig
 
 
 @dataclass(frozen=True)
@@ -24,32 +25,6 @@ class TurnFacts:
 
 Shape = Callable[[TurnFacts], dict[str, float]]
 """Named reward parts of a turn; a part that does not apply is left out."""
-
-
-@dataclass
-class RewardConfig:
-    """Reward per turn in the environment's own unit (a solved household task gives 1). Everything is added as written,
-    so penalties are negative.
-
-    Raises:
-        ValueError: a positive penalty, or a value that is not finite.
-    """
-
-    success_bonus: float = 1.0
-    """Added to the turn that solves the task."""
-    step_penalty: float = -0.01
-    """Added to every turn."""
-    format_bonus: float = 0.0
-    """Added to every turn whose reply has exactly the asked form."""
-    invalid_action_penalty: float = -0.1
-    """Added to every turn whose action is missing or not admissible, unless a token limit cut it."""
-
-    def __post_init__(self) -> None:
-        for name, value in self.__dict__.items():
-            if not math.isfinite(value):
-                raise ValueError(f"reward_config.{name}: expected a finite number, got {value}")
-            if name.endswith("_penalty") and value > 0:
-                raise ValueError(f"reward_config.{name}: expected a number <= 0 (added as written), got {value}")
 
 
 def make_shape(config: RewardConfig) -> Shape:

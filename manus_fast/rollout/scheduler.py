@@ -50,6 +50,8 @@ class RolloutConfig:
     """Sampled tokens of one reply."""
     max_traj_tokens: int = 4096
     """Sampled tokens of one episode, over all its replies; observations do not count."""
+    max_length: int = 4096
+    """Tokens that the engine holds of an episode, prompt and reply together; the model's own limit goes before it."""
     max_consecutive_invalid: int = 0
     """Turns in a row without an admissible action after which an episode is cut; 0 never cuts."""
     cut_is_format_failure: bool = False
@@ -64,6 +66,7 @@ class RolloutConfig:
             ("slots", 1),
             ("max_turn_tokens", 1),
             ("max_traj_tokens", 1),
+            ("max_length", 2),
             ("max_consecutive_invalid", 0),
             ("staleness", 0),
             ("temperature", 0),
@@ -114,6 +117,11 @@ class RolloutStats:
     def tokens_per_second(self) -> float:
         return self.sampled_tokens / self.seconds if self.seconds else 0.0
 
+    def metrics(self) -> dict[str, float]:
+        """Named figures for tracking."""
+        numbers = {f"rollout/{name}": float(value) for name, value in vars(self).items()}
+        return {**numbers, "rollout/tokens_per_second": self.tokens_per_second, "rollout/idle_share": self.idle_share}
+
     @property
     def idle_share(self) -> float:
         """Share of the time in which the engine was not advancing any request."""
@@ -149,6 +157,7 @@ class Rollout:
         protocol: prompt text and parser.
         config: limits and sampling.
         shape: reward parts of a turn, added to the environment's reward; None adds nothing.
+        system: system message of every conversation; None: the protocol's, with the environment's instructions.
     """
 
     def __init__(
@@ -160,6 +169,7 @@ class Rollout:
         protocol: Protocol,
         config: RolloutConfig,
         shape: Shape | None = None,
+        system: str | None = None,
     ):
         self.engine = engine
         self.envs = envs
@@ -169,7 +179,7 @@ class Rollout:
         self.config = config
         self.shape = shape
         self.stats = RolloutStats()
-        self._system = protocol.system_prompt(environment.instructions)
+        self._system = protocol.system_prompt(environment.instructions) if system is None else system
         self._ids = itertools.count()
         self._sessions = itertools.count()
         self._playing: dict[int, _Episode] = {}  # by slot

@@ -1,0 +1,112 @@
+"""The main job in a few minutes on a CPU: make a small policy, imitate an expert, improve by PPO, measure.
+
+manus-fast demo                     # SFT, PPO, evaluation before and after
+manus-fast demo --control           # and a control that goes on with SFT for PPO's wall time
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from manus_fast.data.demonstrations import demonstrate
+from manus_fast.envs.base import Environment
+from manus_fast.evaluate import Report, evaluate, make_panel
+from manus_fast.finetune import FineTune, training_tasks
+from manus_fast.modeling.load import load_model
+from manus_fast.modeling.tiny import make_policy
+from manus_fast.player import Player, make_environment
+from manus_fast.run_config import Config
+from manus_fast.tracking import prepare_folder
+from manus_fast.trainer import Trainer
+
+# Layers, width and heads of the small policy.
+SHAPE = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 256}
+
+
+@dataclass
+class Stage:
+    """A trained policy: where it is, how long its training took, and how it does on the panel."""
+
+    name: str
+    folder: Path
+    seconds: float
+    report: Report
+
+
+def run(
+    config_file: Path, folder: str | Path, *, seed: int = 0, control: bool = False, overrides: Sequence[str] = ()
+) -> list[Stage]:
+    """Trains and measures; everything is written under `folder`.
+
+    Args:
+        config_file: a YAML of this schema (configs/demo_household.yaml).
+        folder: made when missing; an earlier demo in it is replaced.
+        seed: of the initial weights, the demonstrations, and all sampling.
+        control: add a policy that goes on with SFT for as long as PPO took.
+        overrides: dotted overrides of the config.
+
+    Returns:
+        The stages "SFT", "PPO" and, with control, "SFT continued", each measured on all of valid_unseen.
+    """
+    root = prepare_folder(folder)
+    for name in ("untrained", "sft", "ppo", "control"):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+    def config(stage: str, *more: str) -> Config:
+        own = (f"training.seed={seed}", f"training.output_dir={root / stage}", *more)
+        return Config.load(config_file, (*own, *overrides))
+
+    start = config("sft", f"model.path={root / 'untrained'}")
+    environment = make_environment(start)
+    _make_policy(start, environment, root / "untrained", seed)
+    stages: list[Stage] = []
+
+    def measure(name: str, stage: str, seconds: float) -> None:
+        stages.append(Stage(name, root / stage, seconds, measured(config(stage), root / stage / "model", environment)))
+
+    began = time.monotonic()
+    FineTune(start, environment=environment).run()
+    measure("SFT", "sft", time.monotonic() - began)
+    began = time.monotonic()
+    after = f"model.path={root / 'sft' / 'model'}"
+    Trainer(config("ppo", after), environment=environment).run()
+    measure("PPO", "ppo", time.monotonic() - began)
+    if control:
+        began = time.monotonic()
+        settings = config("control", after)
+        settings.sft = dataclasses.replace(
+            settings.sft, epochs=10_000, patience=None, time_limit=stages[-1].seconds, eval_every=200
+        )
+        FineTune(settings, environment=environment).run()
+        measure("SFT continued", "control", time.monotonic() - began)
+    return stages
+
+
+def measured(config: Config, model: Path, environment: Environment) -> Report:
+    """A model's report on every task of valid_unseen, played at the config's evaluation temperature."""
+    net, tokenizer = load_model(model)
+    player = Player(config, net, tokenizer, environment)
+    panel = make_panel(environment, "valid_unseen")
+    report = evaluate(panel, lambda tasks: player.play(tasks, config.evaluation.temperature), model.parent.name)
+    report.save(model.parent / "eval_unseen.json")
+    return report
+
+
+def _make_policy(config: Config, environment: Environment, folder: Path, seed: int) -> None:
+    """An untrained policy whose vocabulary is what the expert's episodes of the training split are written in."""
+    player_texts: list[str] = [config.agent.instructions or environment.instructions]
+    from manus_fast.agent.protocol import Protocol
+
+    protocol = Protocol(config.agent.style, config.agent.show_admissible)
+    player_texts.append(protocol.system_prompt(player_texts[0]))
+    tasks = training_tasks(environment.tasks("train"), 4000, seed=0)
+    for episode in demonstrate(environment, tasks, [0] * len(tasks), config.data.expert):
+        for step in episode.steps:
+            player_texts += (step.observation, protocol.render(step.thought, step.action))
+    player_texts.append("Nothing happens.")
+    make_policy(folder, player_texts, seed=seed, max_length=config.rollout.max_length, **SHAPE)

@@ -1,0 +1,176 @@
+"""Supervised fine-tuning as a run: demonstrations → rows → SFT with validation by play → a model folder.
+
+config = Config.load("configs/sft_household.yaml", ["model.path=runs/tiny"])
+FineTune(config).run()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from manus_fast.agent.trajectory import Row
+from manus_fast.checkpoint import latest, load, save
+from manus_fast.config import save_config, to_dict
+from manus_fast.data.demonstrations import demonstrate
+from manus_fast.data.react import demonstration_rows
+from manus_fast.envs.base import Environment, Task
+from manus_fast.evaluate import Report, evaluate, make_panel
+from manus_fast.learn.backend import make_backend
+from manus_fast.learn.minibatch import steps_per_epoch
+from manus_fast.learn.policy import Policy
+from manus_fast.learn.sft import SFTResult, SFTState, train_sft
+from manus_fast.player import Player
+from manus_fast.process import prepare_process
+from manus_fast.progress import Progress
+from manus_fast.rollout.seeds import derive
+from manus_fast.run_config import Config
+from manus_fast.tracking import Tracking, prepare_folder
+from manus_fast.versions import write_versions
+
+
+@dataclass
+class FineTuned:
+    """How a run ended."""
+
+    result: SFTResult
+    report: Report
+    """The validation panel, played with the weights that were kept."""
+
+
+class FineTune:
+    """One SFT run, in one process.
+
+    Args:
+        config: its model, agent, environment, data, sft, evaluation and training blocks are used.
+        model, tokenizer: where they are loaded already; None opens `config.model.path`.
+        environment: where it exists already; None makes the one that the config names.
+
+    Raises:
+        ValueError: whatever in the config cannot be served, before anything is trained.
+    """
+
+    def __init__(
+        self, config: Config, model: Any = None, tokenizer: Any = None, environment: Environment | None = None
+    ):
+        prepare_process()
+        if config.data.name is not None:
+            raise ValueError(
+                "data.name: expected null (the environment's expert demonstrates), "
+                f"got {config.data.name!r}: named datasets are not read yet"
+            )
+        self.config = config
+        self.folder = prepare_folder(config.training.output_dir)
+        if model is None:
+            model, tokenizer = config.model.open()
+        self.player = Player(config, model, tokenizer, environment)
+        self.tokenizer = tokenizer
+        self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
+        self.policy = Policy(model, "none", config.model.gradient_checkpointing)
+        self.backend = make_backend(self.policy, config.backend, config.sft.optimizer(), config.model.dtype)
+        self.state = SFTState()
+        newest = latest(self.folder) if config.training.resume else None
+        if newest is not None:
+            checkpoint = load(newest)
+            self.backend.load(checkpoint.tensors("optimizer"))
+            self.state = SFTState.of(checkpoint.scalars["sft"], checkpoint.tensors("best") or None)
+        self._version = self.state.step
+        self.tracking = Tracking(
+            self.folder,
+            resume_step=self.state.step if newest is not None else None,
+            wandb_project="manus_fast" if config.training.use_wandb else None,
+            config=to_dict(config),
+        )
+        save_config(config, self.folder / "config.json")
+        write_versions(self.folder)
+
+    def run(self, rows: Sequence[Row] | None = None) -> FineTuned:
+        """Trains on `rows`, or on demonstrations of the environment's expert; the model is in `output_dir`/model."""
+        config, training = self.config, self.config.training
+        rows = self.demonstrations() if rows is None else rows
+        total = config.sft.epochs * steps_per_epoch(len(rows), config.sft.batch_size)
+        with Progress("sft", total) as progress:
+
+            def on_step(state: SFTState, stats: dict[str, float]) -> None:
+                if state.step % training.logging_steps == 0 or "sft/validation" in stats:
+                    self.tracking.log(state.step, stats)
+                shown = {"loss": stats["sft/loss"]}
+                if state.history:
+                    shown["validation_success_rate"] = state.history[-1][1]
+                progress.update(state.step, **shown)
+                if self._save_due(state, steps_per_epoch(len(rows), config.sft.batch_size)):
+                    self.save(state)
+
+            result = train_sft(
+                self.backend,
+                rows,
+                config.sft,
+                evaluate=lambda: self.evaluate().summary.success.rate,
+                on_step=on_step,
+                gradient_accumulation_steps=training.gradient_accumulation_steps,
+                seed=training.seed,
+                state=self.state,
+                dump_folder=self.folder / "skipped",
+            )
+        report = self.evaluate()
+        if training.save_strategy != "no":
+            self.save(self.state)
+        self.policy.model.save_pretrained(self.folder / "model")
+        self.tokenizer.save_pretrained(self.folder / "model")
+        report.save(self.folder / "eval.json")
+        self.tracking.close()
+        return FineTuned(result, report)
+
+    def demonstrations(self) -> list[Row]:
+        """Rows of the episodes that the expert won."""
+        config, player = self.config, self.player
+        seed = config.training.seed
+        tasks = training_tasks(player.environment.tasks(config.environment.split), config.data.demonstrations, seed)
+        seeds = [derive(seed, number) for number in range(len(tasks))]
+        system = player.system_prompt
+        return [
+            row
+            for number, episode in enumerate(demonstrate(player.environment, tasks, seeds, config.data.expert))
+            if episode.success
+            for row in demonstration_rows(player.context, player.protocol, system, episode.steps, number)
+        ]
+
+    def evaluate(self) -> Report:
+        """Plays the validation panel with the policy as it is."""
+        self._version += 1
+        self.player.load(self.policy.named_weights(), self._version)
+        temperature = self.config.evaluation.temperature
+        report = evaluate(self.panel, lambda tasks: self.player.play(tasks, temperature), str(self.folder))
+        report.settings = {"temperature": temperature, "step": self.state.step}
+        return report
+
+    def save(self, state: SFTState) -> None:
+        """Writes a checkpoint from which a run goes on exactly."""
+        save(
+            self.folder,
+            state.step,
+            scalars={"sft": state.scalars()},
+            tensors={"optimizer": self.backend.tensors(), "best": state.best or {}},
+            model=self.policy.model,
+            tokenizer=self.tokenizer,
+            keep=self.config.training.keep_checkpoints,
+        )
+
+    def _save_due(self, state: SFTState, per_epoch: int) -> bool:
+        training = self.config.training
+        freq = {"no": 0, "steps": training.save_freq, "epoch": per_epoch}[training.save_strategy]
+        return freq > 0 and state.step % freq == 0
+
+
+def training_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
+    """`count` distinct tasks of a split, drawn by the seed.
+
+    Raises:
+        ValueError: the split has fewer.
+    """
+    if count > len(tasks):
+        raise ValueError(f"data.demonstrations: expected at most the split's {len(tasks)} tasks, got {count}")
+    stride = 0x9E3779B1  # prime: step * i + offset visits distinct tasks unless the split's size is a multiple of it
+    offset = derive(seed)
+    return [tasks[(offset + stride * number) % len(tasks)] for number in range(count)]

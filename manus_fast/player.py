@@ -1,0 +1,117 @@
+"""A model that plays an environment: worlds, engine, chat format and rollout, put together from a config.
+
+    player = Player(config, model, tokenizer)
+    episodes = player.play(player.environment.tasks("valid_unseen"), temperature=0.0)
+
+The trainer collects through it, `manus-fast eval` measures through it, and so can a library user.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from manus_fast.agent.context import ChatFormat, Context
+from manus_fast.agent.protocol import Protocol
+from manus_fast.agent.trajectory import Trajectory
+from manus_fast.envs import make
+from manus_fast.envs.base import Environment, Task
+from manus_fast.modeling.load import end_ids
+from manus_fast.rewards.shaping import make_shape
+from manus_fast.rollout.engine import Engine
+from manus_fast.rollout.engines import make_engine
+from manus_fast.rollout.scheduler import EpisodeSpec, Rollout, RolloutStats
+from manus_fast.rollout.seeds import derive, episode_seed
+
+if TYPE_CHECKING:
+    from manus_fast.run_config import Config
+
+# Keeps the seeds of measuring apart from those of training: any number that no iteration reaches.
+_PLAY = 1 << 40
+
+
+def make_environment(config: Config) -> Environment:
+    """The environment that the config names.
+
+    Raises:
+        ValueError: unknown name or option, or a backend that this environment does not have.
+    """
+    block = config.environment
+    options: dict[str, Any] = dict(block.options)
+    if block.max_steps is not None:
+        options["max_steps"] = block.max_steps
+    if block.backend != "auto":
+        options["backend"] = block.backend
+    return make(block.name, **options)
+
+
+class Player:
+    """See the module's docstring.
+
+    Args:
+        config: its agent, environment, rollout and training.seed are used.
+        model: a causal LM; an engine of the same process samples from these very weights where it can.
+        tokenizer: with an end-of-sequence token.
+        environment: where it exists already; None makes the one that the config names.
+    """
+
+    def __init__(self, config: Config, model: Any, tokenizer: Any, environment: Environment | None = None):
+        self.config = config
+        self.environment = environment or make_environment(config)
+        self.protocol = Protocol(config.agent.style, config.agent.show_admissible)
+        self.chat = ChatFormat(tokenizer, end_ids(model))
+        self.context = Context(self.chat, config.agent.context, config.agent.window)
+        self.engine: Engine = make_engine(config.rollout, model, self.chat.end_ids)
+        self.stats = RolloutStats()
+
+    @property
+    def system_prompt(self) -> str:
+        """What every conversation begins with."""
+        own = self.config.agent.instructions
+        return self.protocol.system_prompt(self.environment.instructions if own is None else own)
+
+    def collect(self, tasks: Sequence[Task], iteration: int, members: int = 1) -> list[Trajectory]:
+        """Plays each task with `members` episodes at the training temperature, for training.
+
+        Args:
+            tasks: one for each group.
+            iteration: with the run's seed and the group it fixes all random numbers.
+        """
+        specs = [
+            EpisodeSpec(task, episode_seed(self.config.training.seed, iteration, group), group, member)
+            for group, task in enumerate(tasks)
+            for member in range(members)
+        ]
+        return self._run(specs, self.config.rollout.temperature)
+
+    def play(self, tasks: Sequence[Task], temperature: float = 0.0, seed: int = 0) -> list[Trajectory]:
+        """Plays each task once, in order; the same seeds whatever model plays, so that results can be paired."""
+        specs = [EpisodeSpec(task, derive(_PLAY, seed, number), number, 0) for number, task in enumerate(tasks)]
+        return self._run(specs, temperature)
+
+    def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Hands new weights to the engine."""
+        self.engine.load(weights, version)
+
+    def _run(self, specs: Sequence[EpisodeSpec], temperature: float) -> list[Trajectory]:
+        rollout_config = dataclasses.replace(self.config.rollout, temperature=temperature)
+        envs = self.environment.make_async(min(rollout_config.slots, len(specs)))
+        try:
+            rollout = Rollout(
+                self.engine,
+                envs,
+                self.environment,
+                self.context,
+                self.protocol,
+                rollout_config,
+                make_shape(self.config.environment.reward_config),
+                system=self.system_prompt,
+            )
+            trajectories = rollout.collect(specs)
+            self.stats = rollout.stats
+        finally:
+            envs.close()
+        return trajectories

@@ -1,0 +1,170 @@
+"""The root of the config: every block that a YAML file may hold, and how a run's parts are opened from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from manus_fast.agent.config import AgentConfig
+from manus_fast.config import load_config, read_values
+from manus_fast.envs.config import EnvironmentConfig
+from manus_fast.learn.backend import BackendConfig
+from manus_fast.learn.losses import PPOConfig
+from manus_fast.learn.presets import preset
+from manus_fast.learn.schedules import Schedule, schedule
+from manus_fast.learn.sft import SFTConfig
+from manus_fast.modeling.load import load_model
+from manus_fast.rollout.scheduler import RolloutConfig
+
+
+@dataclass
+class ModelConfig:
+    """The `model` block."""
+
+    path: str = ""
+    """A Hugging Face folder or hub name."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the computation; master weights are float32 either way."""
+    device: str = "auto"
+    """As torch names it; auto: the GPU where there is one."""
+    gradient_checkpointing: bool = False
+    """Keep only layer inputs for the backward pass and compute the rest again."""
+    use_flash_attention_2: bool = False
+    """Use flash-attn where it is installed; without it a sentence says so and torch's own kernels serve."""
+
+    def place(self) -> str:
+        """The device as torch names it."""
+        if self.device != "auto":
+            return self.device
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+    def open(self) -> tuple[Any, Any]:
+        """(model, tokenizer) with float32 weights: a trainer casts what it computes with, and keeps these.
+
+        Raises:
+            ValueError: no path, or what `load_model` refuses.
+        """
+        if not self.path:
+            raise ValueError("model.path: expected a model folder or hub name, got none (set it or --model_path)")
+        return load_model(self.path, "float32", self.place(), self.use_flash_attention_2)
+
+
+@dataclass
+class DataConfig:
+    """The `data` block: what supervised fine-tuning learns from."""
+
+    name: str | None = None
+    """A dataset; null: episodes that the environment's own expert plays."""
+    expert: str | None = None
+    """Kind of expert, by the environment's own names; null: the environment's first."""
+    demonstrations: int = 1000
+    """Episodes that the expert plays."""
+
+    def __post_init__(self) -> None:
+        if self.demonstrations < 1:
+            raise ValueError(f"data.demonstrations: expected an integer >= 1, got {self.demonstrations}")
+
+
+@dataclass
+class EvaluationConfig:
+    """The `evaluation` block: what a run measures itself on while it trains."""
+
+    split: str = "valid_seen"
+    tasks: int | None = 100
+    """Tasks, spread over the split; null: all of them."""
+    temperature: float = 0.0
+    """0 plays greedily."""
+    freq: int | None = None
+    """Environment steps between evaluations of a policy-gradient run; null: only at the end."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"evaluation.temperature: expected a number >= 0, got {self.temperature}")
+
+
+@dataclass
+class TrainingConfig:
+    """The `training` block."""
+
+    total_steps: int = 100_000
+    """Environment steps after which a policy-gradient run ends."""
+    max_seconds: float | None = None
+    """Wall time after which it ends in any case; schedules then follow whichever is further on."""
+    num_rollouts: int = 128
+    """Trajectories an iteration, over all ranks."""
+    group_size: int = 1
+    """Trajectories of one task among them; group advantages need 2 or more."""
+    rollout_workers: int | None = None
+    """Worker processes of an environment that needs them; null: the environment's choice."""
+    learning_rate: float | Schedule = 1e-6
+    gradient_accumulation_steps: int = 1
+    """Micro-batches an optimizer step: they only bound memory, the gradient is the same."""
+    save_strategy: Literal["no", "steps", "epoch"] = "steps"
+    """Checkpoints: steps: every save_freq and at the end; epoch: after each pass (SFT) or iteration; no: none."""
+    save_freq: int = 50_000
+    """Environment steps (SFT: optimizer steps) between checkpoints."""
+    keep_checkpoints: int = 2
+    logging_steps: int = 1
+    """Iterations (SFT: optimizer steps) between records."""
+    save_trajectories: int = 4
+    """Episodes of each iteration that go into trajectories.jsonl."""
+    output_dir: str = "runs/latest"
+    resume: bool = False
+    """Go on from the newest whole checkpoint in output_dir."""
+    seed: int = 0
+    use_wandb: bool = False
+
+    def __post_init__(self) -> None:
+        for name in (
+            "total_steps",
+            "num_rollouts",
+            "group_size",
+            "gradient_accumulation_steps",
+            "save_freq",
+            "keep_checkpoints",
+            "logging_steps",
+        ):
+            if getattr(self, name) < 1:
+                raise ValueError(f"training.{name}: expected an integer >= 1, got {getattr(self, name)}")
+        if self.max_seconds is not None and self.max_seconds <= 0:
+            raise ValueError(f"training.max_seconds: expected null or a number above 0, got {self.max_seconds}")
+        if self.num_rollouts % self.group_size:
+            raise ValueError(
+                f"training.num_rollouts: expected a multiple of training.group_size ({self.group_size}), "
+                f"got {self.num_rollouts}"
+            )
+        schedule(self.learning_rate, "training.learning_rate")
+
+
+@dataclass
+class Config:
+    """Everything that a run is made from. The resolved one is written beside the run."""
+
+    algorithm: str = "ppo"
+    """A preset of the `ppo` block (learn/presets.py); keys that are set otherwise win."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    sft: SFTConfig = field(default_factory=SFTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> Config:
+        """Reads a YAML file and dotted overrides over the algorithm's preset.
+
+        Raises:
+            ValueError: see config.load_config; an unknown algorithm.
+        """
+        algorithm = read_values(path, overrides).get("algorithm", cls.algorithm)
+        if not isinstance(algorithm, str):
+            raise ValueError(f"algorithm: expected a name, got {algorithm!r}")
+        return load_config(cls, path, overrides, beneath={"ppo": preset(algorithm)})
