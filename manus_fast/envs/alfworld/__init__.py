@@ -1,7 +1,8 @@
 """ALFWorld (Shridhar et al., ICLR 2021): household tasks in text, on the published games or on our own.
 
-Games come from `alfworld-download` or from `make_games`. Played by the real engine in worker processes
-(`backend: textworld`) or by the native one. The visual mode (AI2-THOR) is out of scope.
+Games come from `alfworld-download` or from `make_games`. They are played by the real engine in worker processes
+(`backend: textworld`), by the native one (`native`), or by whichever a game needs (`auto`). The visual mode
+(AI2-THOR) is out of scope.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from manus_fast.envs.alfworld.auto import AutoBatch, AutoEnvs
 from manus_fast.envs.alfworld.grammar import grammar_of
 from manus_fast.envs.alfworld.layout import TASK_TYPES
+from manus_fast.envs.alfworld.native import NativeBatch
 from manus_fast.envs.alfworld.panels import SPLITS, find_root, find_tasks
 from manus_fast.envs.alfworld.textworld import TextWorldEnv, engine_version, read_game
-from manus_fast.envs.base import AsyncEnvs, EnvBatch, Task, register
+from manus_fast.envs.base import AsyncEnvs, EnvBatch, InlineEnvs, Task, register
 from manus_fast.envs.batch import EnvList
 from manus_fast.envs.pool import WorkerPool
 
@@ -31,7 +34,7 @@ _PUT = {"0.3": "put O in/on R", "0.4": "move O to R"}
 class AlfWorld:
     """The environment `alfworld`.
 
-    backend: textworld | native | auto.
+    backend: textworld, native, or auto: native for the games that it plays exactly, the others textworld.
     data_path: folder of the games; by default `$ALFWORLD_DATA`, then `~/.cache/alfworld`.
     max_steps: commands per episode, 50 as in the literature; None means 50.
     task_types: some of the six, by default all.
@@ -58,15 +61,15 @@ class AlfWorld:
     ):
         if backend not in _BACKENDS:
             raise ValueError(f"environment.backend: expected {', '.join(_BACKENDS)}, got {backend!r}")
-        if backend == "native":
-            raise ValueError("environment.backend: the native engine cannot load ALFWorld's game files yet")
+        self.backend = backend
         unknown = [name for name in task_types if name not in TASK_TYPES]
         if unknown or not task_types:
             raise ValueError(f"task_types: expected some of {', '.join(TASK_TYPES)}, got {list(task_types)!r}")
         self.max_steps = 50 if max_steps is None else max_steps
         self.task_types = tuple(t for t in TASK_TYPES if t in task_types)
         self.root = find_root(data_path)
-        self.engine = engine_version()
+        if backend == "textworld":
+            engine_version()
         self._workers = workers
         self._pool: dict[str, Any] = {
             "reset_timeout": reset_timeout,
@@ -94,12 +97,23 @@ class AlfWorld:
         return functools.partial(TextWorldEnv, str(self.root), self.max_steps, self._fast)
 
     def make_batch(self, slots: int) -> EnvBatch:
-        """Worlds in this process, one after the other: `clone` and `restore` play a world's commands again."""
-        return EnvList(self._factory(), slots)
+        """Native worlds are stepped together and cloned in microseconds. Those of the real engine run in this
+        process, one after the other, and `clone` and `restore` play a world's commands again."""
+        if self.backend == "textworld":
+            return EnvList(self._factory(), slots)
+        native = NativeBatch(self.root, slots, self.max_steps)
+        return native if self.backend == "native" else AutoBatch(native, lambda: EnvList(self._factory(), slots))
 
-    def make_async(self, slots: int) -> AsyncEnvs:
+    def _make_pool(self, slots: int) -> WorkerPool:
+        engine_version()
         workers = min(slots, self._workers or os.cpu_count() or 1)
         return WorkerPool(self._factory(), slots=slots, workers=workers, **self._pool)
+
+    def make_async(self, slots: int) -> AsyncEnvs:
+        if self.backend == "textworld":
+            return self._make_pool(slots)
+        native = NativeBatch(self.root, slots, self.max_steps)
+        return InlineEnvs(native) if self.backend == "native" else AutoEnvs(native, lambda: self._make_pool(slots))
 
 
 register("alfworld", AlfWorld)

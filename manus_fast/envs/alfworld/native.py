@@ -70,6 +70,18 @@ class NativeBatch:
             self._worlds.popitem(last=False)
         return self._worlds[key]
 
+    def refusal(self, task: Task) -> str | None:
+        """Why this engine does not play a task's game; None when it does."""
+        try:
+            self._world(task)
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def expert(self, slots: Sequence[int], kind: str = "planner") -> tuple[list[str], list[str]]:
+        """The next command of an expert and its thought, per slot (see `HouseholdBatch.expert`)."""
+        return self._batch.expert(slots, kind)
+
     def reset(
         self, slots: Sequence[int], tasks: Sequence[Task], seeds: Sequence[int]
     ) -> tuple[list[str], list[dict[str, Any]]]:

@@ -164,6 +164,11 @@ def _one(facts: Mapping[str, list[tuple[str, ...]]], predicate: str) -> dict[str
     return out
 
 
+def _class(name: str) -> str:
+    """`mug` for `mugtype`, as the experts call it."""
+    return name.removesuffix("type")
+
+
 def _tables(
     problem: Problem, types: Mapping[str, str], facts: Mapping[str, list[tuple[str, ...]]], goal: dict[str, Any]
 ) -> None:
@@ -184,10 +189,11 @@ def _tables(
         return sorted(name for name in named if types[name] == kind)
 
     # A thing without a type gets one of its own that nothing contains.
-    problem.receptacle_types = [*sorted({*receptacle_type.values(), goal.get("receptacle", "")} - {""}), ""]
-    problem.object_types = [*sorted({*object_type.values(), goal["object"], goal.get("toggle", "")} - {""}), ""]
-    rtype = {name: i for i, name in enumerate(problem.receptacle_types)}
-    otype = {name: i for i, name in enumerate(problem.object_types)}
+    rtypes = [*sorted({*receptacle_type.values(), goal.get("receptacle", "")} - {""}), ""]
+    otypes = [*sorted({*object_type.values(), goal["object"], goal.get("toggle", "")} - {""}), ""]
+    rtype = {name: i for i, name in enumerate(rtypes)}
+    otype = {name: i for i, name in enumerate(otypes)}
+    problem.receptacle_types, problem.object_types = list(map(_class, rtypes)), list(map(_class, otypes))
     problem.can_contain = {(rtype[r], otype[o]) for r, o in facts.get("cancontain", ()) if r in rtype and o in otype}
     flags: dict[str, set[str]] = defaultdict(set)
     for fact in ("openable", "opened", "isreceptacleobject", *_ABILITIES, *_STATES):
