@@ -1,8 +1,8 @@
 """The proof that two engines say the same: walks through games in both, compared string by string.
 
 Compared are the introduction, every observation, the admissible commands, reward and the end of the episode. Walks
-are the walkthrough with detours, and random ones that prefer commands that change something; both are sprinkled with
-commands that are not admissible. A walk is the same for the same seed, game and number.
+are the walkthrough as it is and with detours, and random ones that prefer commands that change something; the latter
+two are sprinkled with commands that are not admissible. A walk is the same for the same seed, game and number.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ class Summary:
     not_admissible: int = 0
     mismatches: int = 0
     types: dict[str, int] = field(default_factory=dict)
+    verbs: dict[str, int] = field(default_factory=dict)
+    """Admissible commands played, by their first word."""
     refused: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     first: list[Mismatch] = field(default_factory=list)
@@ -146,7 +148,11 @@ def walk(
             command = next(guide) or choose(rng, admissible, sorted(seen))
         except StopIteration:
             return True
-        summary.not_admissible += command not in admissible
+        if command in admissible:
+            verb = command.split()[0]
+            summary.verbs[verb] = summary.verbs.get(verb, 0) + 1
+        else:
+            summary.not_admissible += 1
         observation, reward, terminated, _, info = reference.step(command)
         expected = (observation, reward, terminated, info)
         observation, reward, terminated, _, info = candidate.step(command)
@@ -168,7 +174,7 @@ def compare(
     names: tuple[str, str] = ("textworld", "native"),
     report: Callable[[str], None] | None = None,
 ) -> Summary:
-    """Compares two engines on `tasks`: per game one walk along its walkthrough with detours (where it has one) and
+    """Compares two engines on `tasks`: per game its walkthrough (where it has one), the same with detours, and
     `random_walks` of `random_steps` commands. report: called with a line now and then."""
     summary = Summary(*names)
     refused: Counter[str] = Counter()
@@ -183,15 +189,18 @@ def compare(
         types[task.type] += 1
         summary.games += 1
         walkthrough = read_game(root / task.data["game"]).get("walkthrough") or []
-        for w in range(-1 if walkthrough else 0, random_walks):
-            rng = random.Random(f"{seed}/{task.id}/{w}")
-            guide = iter([None] * random_steps) if w >= 0 else detours(rng, walkthrough)
-            name = f"random {w}" if w >= 0 else "walkthrough"
+        guides = [] if not walkthrough else ["walkthrough", "detours"]
+        for name in [*guides, *(f"random {w}" for w in range(random_walks))]:
+            rng = random.Random(f"{seed}/{task.id}/{name}")
+            guide: Iterator[str | None] = iter([None] * random_steps)
+            if name in guides:
+                guide = iter(walkthrough) if name == "walkthrough" else detours(rng, walkthrough)
             if not walk(reference, candidate, task, rng, guide, name, summary):
                 break
         if report is not None and (number + 1) % 20 == 0:
             report(f"{number + 1}/{len(tasks)} games, {summary.steps} steps, {summary.mismatches} mismatches")
     summary.refused, summary.types = dict(sorted(refused.items())), dict(sorted(types.items()))
+    summary.verbs = dict(sorted(summary.verbs.items()))
     summary.seconds = round(time.monotonic() - start, 1)
     return summary
 
