@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <exception>
 #include <memory>
@@ -40,6 +41,22 @@ struct Job {
 
 thread_local bool inside_pool = false;
 
+// Waking a sleeping thread costs tens of microseconds, as much as a small loop: both sides look around for
+// about that long before they sleep, so that loops that follow each other closely find the threads awake.
+template <typename Ready>
+bool spin_until(const Ready& ready) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+  do {
+    for (int i = 0; i < 32; ++i) {
+      if (ready()) return true;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#endif
+    }
+  } while (std::chrono::steady_clock::now() < end);
+  return false;
+}
+
 class Pool {
  public:
   explicit Pool(int workers) : pid_(getpid()) {
@@ -69,6 +86,7 @@ class Pool {
     inside_pool = true;
     job.run();
     inside_pool = false;
+    spin_until([this] { return active_ == 0; });
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [this] { return active_ == 0; });
     job_ = nullptr;
@@ -80,6 +98,7 @@ class Pool {
     std::uint64_t seen = 0;
     for (;;) {
       Job* job = nullptr;
+      spin_until([&] { return stopping_ || generation_ != seen; });
       {
         std::unique_lock<std::mutex> lock(mutex_);
         wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
@@ -100,9 +119,10 @@ class Pool {
   std::condition_variable wake_;
   std::condition_variable done_;
   Job* job_ = nullptr;
-  int active_ = 0;
-  std::uint64_t generation_ = 0;
-  bool stopping_ = false;
+  // Written under the mutex; atomic because spin_until reads them without it.
+  std::atomic<int> active_{0};
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<bool> stopping_{false};
   std::vector<std::thread> threads_;
 };
 

@@ -14,8 +14,18 @@ template <typename Answer>
 void run_tree(TreeBatch& batch, std::int32_t index, std::int32_t simulations, int leaves, const Answer& answer) {
   std::int32_t node = 0;
   Tree& tree = batch.tree(index);
-  if (tree.nodes[0].num_actions == kUnexpanded && batch.select_one(index, &node) == kEvaluate) answer(node);
   std::int32_t waiting[kMaxInFlight];
+  // Answers the waiting leaves; when an evaluation throws, the rest are taken out of flight.
+  const auto answer_all = [&](int count) {
+    int i = 0;
+    try {
+      for (; i < count; ++i) answer(waiting[i]);
+    } catch (...) {
+      for (; i < count; ++i) batch.drop_one(index, waiting[i]);
+      throw;
+    }
+  };
+  if (tree.nodes[0].num_actions == kUnexpanded && batch.select_one(index, &waiting[0]) == kEvaluate) answer_all(1);
   for (std::int32_t done = 0; done < simulations;) {
     MF_CHECK(tree.visits + kMaxInFlight < kVisitMask, "run: tree ", index, " has used up its ", kVisitMask,
              " visits; advance or reset it");
@@ -27,7 +37,7 @@ void run_tree(TreeBatch& batch, std::int32_t index, std::int32_t simulations, in
       if (status == kEvaluate || status == kTerminal) ++counted;
       full |= status == kFull;
     }
-    for (int i = 0; i < count; ++i) answer(waiting[i]);
+    answer_all(count);
     done += counted;
     if (full && counted == 0) return;
   }

@@ -12,8 +12,8 @@ namespace {
 
 enum Stream : std::uint64_t { kNoise = 1, kGumbel = 2 };
 
-Rng root_rng(const Config& config, std::int32_t index, const Tree& tree, Stream stream) {
-  return Rng(counter_hash(config.seed, index, tree.epoch), stream);
+Rng root_rng(const Config& config, std::int32_t index, const Root& root, Stream stream) {
+  return Rng(counter_hash(config.seed, index, root.epoch), stream);
 }
 
 // Uniform in (0, 1), both ends excluded: 52 bits and a half.
@@ -46,7 +46,7 @@ void TreeBatch::add_root_noise(std::int32_t index, double alpha, double fraction
   MF_CHECK(alpha > 0 && alpha <= 1e6, "alpha: expected a number above 0 and up to 1e6, got ", alpha);
   MF_CHECK(fraction >= 0 && fraction <= 1, "fraction: expected 0 to 1, got ", fraction);
   MF_CHECK(tree.expanded(root), "add_root_noise: expected an expanded root, that of tree ", index, " is not");
-  Rng rng = root_rng(config_, index, tree, kNoise);
+  Rng rng = root_rng(config_, index, roots_[index], kNoise);
   std::vector<double> noise(root.num_actions);
   double sum = 0.0;
   for (double& draw : noise) {
@@ -86,26 +86,28 @@ void TreeBatch::begin_gumbel(std::int32_t index) {
   Tree& tree = trees_[index];
   const Node& root = tree.nodes[0];
   if (!tree.expanded(root)) return;
-  auto gumbel = std::make_unique<GumbelRoot>();
-  Rng rng = root_rng(config_, index, tree, kGumbel);
+  GumbelRoot& gumbel = roots_[index].gumbel;
+  gumbel.logit.clear();
+  gumbel.before.clear();
+  Rng rng = root_rng(config_, index, roots_[index], kGumbel);
   const float* priors = tree.priors(root);
   const std::uint32_t* words = tree.visit_words(root);
   for (int a = 0; a < root.num_actions; ++a) {
     const double draw = -std::log(-std::log(open_uniform(rng)));
     const double log_prior = priors[a] > 0.0f ? std::log(static_cast<double>(priors[a])) : kNoScore;
-    gumbel->logit.push_back(draw + log_prior);
-    gumbel->before.push_back(static_cast<std::int32_t>((words[a] & kVisitMask) + (words[a] >> kVisitBits)));
+    gumbel.logit.push_back(draw + log_prior);
+    gumbel.before.push_back(static_cast<std::int32_t>((words[a] & kVisitMask) + (words[a] >> kVisitBits)));
   }
-  gumbel->schedule = halving_schedule(std::min<std::int32_t>(config_.gumbel_considered, root.num_actions),
+  gumbel.schedule = halving_schedule(std::min<std::int32_t>(config_.gumbel_considered, root.num_actions),
                                       config_.gumbel_simulations);
-  tree.gumbel = std::move(gumbel);
+  tree.halving = true;
 }
 
 // Among the actions that have the wanted visits, the highest gumbel + log prior + sigma(q). Wanted is the
 // schedule's entry; past its end, or when nobody has it, or for the final answer: the most visits of all.
 std::int32_t TreeBatch::gumbel_choice(Tree& tree, bool final) {
   const Node& root = tree.nodes[0];
-  const GumbelRoot& gumbel = *tree.gumbel;
+  const GumbelRoot& gumbel = root_of(tree).gumbel;
   const int n = root.num_actions;
   const float* priors = tree.priors(root);
   const std::uint32_t* words = tree.visit_words(root);
@@ -149,7 +151,7 @@ std::int32_t TreeBatch::gumbel_action(std::int32_t index) {
   Tree& tree = checked_tree(index);
   MF_CHECK(config_.gumbel_considered > 0, "gumbel_action: expected a batch made with gumbel_considered > 0");
   if (!tree.expanded(tree.nodes[0])) return -1;
-  if (!tree.gumbel) begin_gumbel(index);
+  if (!tree.halving) begin_gumbel(index);
   return gumbel_choice(tree, true);
 }
 

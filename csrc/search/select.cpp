@@ -50,7 +50,7 @@ bool TreeBatch::descend(Cursor& cursor) {
     default:
       break;
   }
-  const int action = cursor.id == 0 && tree.gumbel ? gumbel_choice(tree, false)
+  const int action = cursor.id == 0 && tree.halving ? gumbel_choice(tree, false)
                                                    : best_action(tree, node, cursor.visits, cursor.in_flight, config_);
   if (action < 0) {  // every action failed: the node is closed with what it was worth
     close_leaf(tree, cursor.id, mean_value(node, cursor.visits, cursor.in_flight));
@@ -94,7 +94,7 @@ void TreeBatch::finish(Cursor& cursor, Status status) {
 
 Status TreeBatch::select_one(std::int32_t index, std::int32_t* node) {
   Tree& tree = trees_[index];
-  if (config_.gumbel_considered > 0 && !tree.gumbel) begin_gumbel(index);
+  if (config_.gumbel_considered > 0 && !tree.halving) begin_gumbel(index);
   Cursor cursor{&tree, 0, tree.visits, tree.in_flight, 0, kEvaluate};
   while (!descend(cursor)) {
   }
@@ -114,7 +114,7 @@ void TreeBatch::select_trees(const std::int32_t* which, std::int64_t begin, std:
       for (int i = 0; i < size; ++i) {
         const std::int32_t index = which ? which[first + i] : static_cast<std::int32_t>(first + i);
         Tree& tree = trees_[index];
-        if (config_.gumbel_considered > 0 && !tree.gumbel) begin_gumbel(index);
+        if (config_.gumbel_considered > 0 && !tree.halving) begin_gumbel(index);
         group[i] = Cursor{&tree, 0, tree.visits, tree.in_flight, (first + i) * leaves + leaf, kEvaluate};
         active[i] = i;
         __builtin_prefetch(&tree.nodes[0]);

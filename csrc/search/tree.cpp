@@ -33,7 +33,7 @@ void empty_tree(Tree& tree) {
   tree.q_min = std::numeric_limits<double>::infinity();
   tree.q_max = -std::numeric_limits<double>::infinity();
   tree.full = false;
-  tree.gumbel.reset();
+  tree.halving = false;
   tree.nodes[0] = Node{0.0, 0.0f, -1, 0, 0, kUnexpanded};
   tree.q[0] = 0.0;
 }
@@ -68,13 +68,13 @@ TreeBatch::TreeBatch(std::int32_t num_trees, std::int32_t max_nodes, std::int64_
   madvise(arena_.get(), total, MADV_HUGEPAGE);  // a hint: fewer TLB misses, the same results without it
 #endif
   trees_ = std::vector<Tree>(num_trees);
+  roots_ = std::vector<Root>(num_trees);
   for (std::int32_t index = 0; index < num_trees; ++index) {
     unsigned char* region = arena_.get() + stride_ * index;
     Tree& tree = trees_[index];
     tree.nodes = reinterpret_cast<Node*>(region);
     tree.q = reinterpret_cast<double*>(region + sizeof(Node) * max_nodes);
     tree.words = reinterpret_cast<std::uint32_t*>(region + kBytesPerNode * max_nodes);
-    tree.epoch = 0;
     empty_tree(tree);
   }
 }
@@ -87,7 +87,7 @@ Tree& TreeBatch::checked_tree(std::int32_t index) {
 void TreeBatch::reset(std::int32_t index) {
   Tree& tree = checked_tree(index);
   MF_CHECK(tree.in_flight == 0, "reset: expected no leaf in flight, tree ", index, " has ", tree.in_flight);
-  ++tree.epoch;
+  ++roots_[index].epoch;
   empty_tree(tree);
 }
 
@@ -138,8 +138,8 @@ std::vector<std::int32_t> TreeBatch::advance_root(std::int32_t index, std::int32
   tree.num_edges = static_cast<std::uint32_t>(words.size() / 3);
   tree.visits = visits;
   tree.full = false;
-  tree.gumbel.reset();
-  ++tree.epoch;
+  tree.halving = false;
+  ++roots_[index].epoch;
   tree.nodes[0].reward = 0.0f;
   tree.nodes[0].action = 0;
   tree.q[0] = tree.nodes[0].value_sum / visits;

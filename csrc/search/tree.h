@@ -80,9 +80,8 @@ struct alignas(64) Tree {
   std::uint32_t visits;     // of the root
   std::uint32_t in_flight;  // descents that wait for update()
   double q_min, q_max;
-  std::uint32_t epoch;  // how often the root has changed: the random stream of this root
   bool full;
-  std::unique_ptr<GumbelRoot> gumbel;
+  bool halving;  // the root picks by sequential halving: see roots_
 
   float* priors(const Node& node) { return reinterpret_cast<float*>(words + node.edges); }
   std::uint32_t* visit_words(const Node& node) { return words + node.edges + node.num_actions; }
@@ -92,6 +91,14 @@ struct alignas(64) Tree {
   bool expanded(const Node& node) const { return node.num_actions <= kMaxActions; }
   // Visits of a node other than the root stand in its parent's block.
   std::uint32_t& visit_word(const Node& node) { return visit_words(nodes[node.parent])[node.action]; }
+};
+
+static_assert(sizeof(Tree) == 64, "a cache line per tree");
+
+// What is rarely read of a root.
+struct Root {
+  std::uint32_t epoch = 0;  // how often the root has changed: selects its random stream
+  GumbelRoot gumbel;
 };
 
 // Rows of leaves, as select() writes and update() reads them; arrays of `count` int32.
@@ -150,6 +157,7 @@ class TreeBatch {
   Status select_one(std::int32_t index, std::int32_t* node);
   void answer_one(std::int32_t index, std::int32_t node, const float* priors, double prior_sum, std::int32_t actions,
                   float reward, bool terminal, double value);
+  void drop_one(std::int32_t index, std::int32_t node);
 
  private:
   struct Cursor;
@@ -169,12 +177,14 @@ class TreeBatch {
   void run_rows(std::int64_t count, const LeafRows& rows, const Answers& answers, bool backup);
   void begin_gumbel(std::int32_t index);
   std::int32_t gumbel_choice(Tree& tree, bool final);
+  Root& root_of(const Tree& tree) { return roots_[&tree - trees_.data()]; }
 
   Config config_;
   std::int32_t max_nodes_;
   std::int64_t max_edges_;
   std::size_t stride_;
   std::vector<Tree> trees_;
+  std::vector<Root> roots_;
   struct Free {
     void operator()(void* memory) const;
   };

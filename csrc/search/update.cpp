@@ -286,14 +286,18 @@ void TreeBatch::backup(std::int64_t count, const LeafRows& rows, const double* v
   }
 }
 
+void TreeBatch::drop_one(std::int32_t index, std::int32_t node) {
+  trees_[index].nodes[node].num_actions = kUnexpanded;
+  leave_flight(trees_[index], node);
+}
+
 void TreeBatch::drop(std::int64_t count, const LeafRows& rows, bool fail) {
   claim_all(count, rows, Answers{}, nullptr);
   for (std::int64_t row = 0; row < count; ++row) {
     if (rows.status[row] != kEvaluate) continue;
     Tree& tree = trees_[rows.tree[row]];
-    Node& node = tree.nodes[rows.node[row]];
-    node.num_actions = kUnexpanded;
-    leave_flight(tree, rows.node[row]);
+    const Node& node = tree.nodes[rows.node[row]];
+    drop_one(rows.tree[row], rows.node[row]);
     if (fail && node.parent >= 0) tree.priors(tree.nodes[node.parent])[node.action] = -1.0f;
   }
 }
