@@ -177,8 +177,7 @@ py::dict snapshot(Batch& batch, std::int32_t index) {
   std::vector<float> priors;
   for (std::int32_t id = 0; id < n; ++id) {
     const search::Node& node = tree.nodes[id];
-    const bool linked = id > 0 && tree.expanded(tree.nodes[node.parent]);
-    const std::uint32_t word = linked ? tree.visit_word(node) : 0;
+    const std::uint32_t word = tree.linked(node) ? tree.visit_word(node) : 0;
     const std::int32_t count = id == 0 ? static_cast<std::int32_t>(tree.visits) : word & search::kVisitMask;
     parent.mutable_at(id) = node.parent;
     action.mutable_at(id) = id == 0 ? -1 : node.action;

@@ -10,7 +10,8 @@
 
 #ifdef __AVX512F__
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // a false alarm inside GCC 12's own headers
+#pragma GCC diagnostic ignored "-Wuninitialized"  // false alarms inside GCC 12's own headers
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
 #endif

@@ -90,6 +90,8 @@ struct alignas(64) Tree {
   }
   bool expanded(const Node& node) const { return node.num_actions <= kMaxActions; }
   // Visits of a node other than the root stand in its parent's block.
+  // What hangs under a node that was closed later (all its actions failed) has no block to stand in.
+  bool linked(const Node& node) const { return node.parent >= 0 && expanded(nodes[node.parent]); }
   std::uint32_t& visit_word(const Node& node) { return visit_words(nodes[node.parent])[node.action]; }
 };
 

@@ -238,12 +238,12 @@ void TreeBatch::claim_all(std::int64_t count, const LeafRows& rows, const Answer
 }
 
 void TreeBatch::update(std::int64_t count, const LeafRows& rows, const Answers& answers) {
-  MF_CHECK(answers.values, "values: expected one number per leaf, got none");
+  MF_CHECK(count == 0 || answers.values, "values: expected one number per leaf, got none");
   run_rows(count, rows, answers, true);
 }
 
 void TreeBatch::expand(std::int64_t count, const LeafRows& rows, const Answers& answers) {
-  MF_CHECK(answers.priors, "priors: expected one row per leaf, got none");
+  MF_CHECK(count == 0 || answers.priors, "priors: expected one row per leaf, got none");
   run_rows(count, rows, answers, false);
 }
 // A descent ended at this node when more are in flight through it than through its children.

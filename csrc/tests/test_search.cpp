@@ -46,7 +46,7 @@ void check_invariants(TreeBatch& batch) {
       if (!tree.expanded(node)) continue;
       edges += node.num_actions;
       REQUIRE(node.edges + 3u * node.num_actions <= 3u * tree.num_edges);
-      const bool linked = id == 0 || tree.expanded(tree.nodes[node.parent]);
+      const bool linked = id == 0 || tree.linked(node);
       const std::uint32_t own = id == 0 ? tree.visits : linked ? tree.visit_word(node) & kVisitMask : 0;
       const std::uint32_t flying = id == 0 ? tree.in_flight : linked ? tree.visit_word(node) >> kVisitBits : 0;
       std::uint32_t visits = 0, in_flight = 0;
@@ -80,7 +80,7 @@ std::uint64_t digest(TreeBatch& batch) {
       std::uint64_t bits;
       std::memcpy(&bits, &tree.nodes[id].value_sum, sizeof bits);
       hash = mix64(hash ^ bits);
-      hash = mix64(hash ^ (id == 0 ? 0 : tree.visit_word(tree.nodes[id])));
+      hash = mix64(hash ^ (tree.linked(tree.nodes[id]) ? tree.visit_word(tree.nodes[id]) : 0));
     }
   }
   return hash;
