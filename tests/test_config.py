@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from manus_fast.agent.config import AgentConfig
-from manus_fast.config import from_mapping, keys, load_config, save_config, to_dict
+from manus_fast.config import from_mapping, keys, load_config, read_values, save_config, to_dict
 from manus_fast.envs.config import EnvironmentConfig, RewardConfig
 
 
@@ -75,6 +75,19 @@ def test_union_with_a_dataclass(tmp_path):
 def test_optional_block_and_null(tmp_path):
     assert load_config(Root, written(tmp_path, "search: {epochs: 9}")).search == PPO(epochs=9)
     assert load_config(Root, written(tmp_path, "search: null\nlimit: null")).search is None
+
+
+def test_values_beneath_the_file(tmp_path):
+    beneath = {"ppo": {"gamma": 0.5, "epochs": 7}}
+    path = written(tmp_path, "ppo: {epochs: 8}")
+    assert load_config(Root, path, ["ppo.clip=false"], beneath).ppo == PPO(gamma=0.5, epochs=8, clip=False)
+    assert read_values(path, ["steps=3"]) == {"ppo": {"epochs": 8}, "steps": 3}
+    assert read_values() == {}
+
+
+def test_a_block_given_as_a_value_replaces_what_lies_beneath(tmp_path):
+    with pytest.raises(ValueError, match="ppo: expected a mapping of keys, got 3"):
+        load_config(Root, written(tmp_path, "ppo: 3"), (), {"ppo": {"gamma": 0.5}})
 
 
 def test_interpolation(tmp_path):
