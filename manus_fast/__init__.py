@@ -11,7 +11,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _EXPORTS = {
-    "Config": "manus_fast.trainer",
+    "Config": "manus_fast.run_config",
+    "FineTune": "manus_fast.finetune",
     "Panel": "manus_fast.evaluate",
     "Player": "manus_fast.player",
     "Report": "manus_fast.evaluate",
@@ -20,6 +21,7 @@ _EXPORTS = {
     "evaluate": "manus_fast.evaluate",
     "load_config": "manus_fast.config",
     "load_model": "manus_fast.modeling.load",
+    "make_environment": "manus_fast.player",
     "make_panel": "manus_fast.evaluate",
     "make_policy": "manus_fast.modeling.tiny",
 }

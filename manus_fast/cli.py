@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from manus_fast import __version__
-from manus_fast.commands import machine, measure, models, train
+from manus_fast.commands import env, machine, measure, models, train
 from manus_fast.errors import DONE, OURS, USERS, is_users_mistake, sentence, write_log
 
 app = typer.Typer(
@@ -31,10 +31,11 @@ app.command()(train.ppo)
 app.command("eval")(measure.evaluate)
 app.command()(measure.compare)
 app.command(context_settings=_PASS_ON)(measure.bench)
-app.command(context_settings=_PASS_ON)(measure.demo)
+app.command()(measure.demo)
 app.command()(machine.info)
 app.command()(machine.doctor)
 app.add_typer(models.app, name="models")
+app.add_typer(env.app, name="env")
 
 
 def _version(wanted: bool) -> None:

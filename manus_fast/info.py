@@ -51,14 +51,15 @@ def collect() -> dict[str, Any]:
 
 def engines() -> dict[str, str]:
     """Rollout engines by name: "ready", or what is missing."""
-    modules = {"hf": None, "vllm": "vllm", "openai": "openai"}
-    found = {}
-    for name, needs in modules.items():
-        if importlib.util.find_spec(f"manus_fast.rollout.engines.{name}") is None:
-            continue
-        missing = needs is not None and importlib.util.find_spec(needs) is None
-        found[name] = f"the package {needs} is not installed" if missing else "ready"
-    return found
+    from manus_fast.rollout.engines import ENGINES
+
+    needs = {"vllm": "vllm", "openai": "openai"}
+    return {
+        name: f"the package {needs[name]} is not installed"
+        if name in needs and importlib.util.find_spec(needs[name]) is None
+        else "ready"
+        for name in ENGINES
+    }
 
 
 @dataclass

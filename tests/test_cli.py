@@ -26,7 +26,7 @@ def one_line(text):
 def test_help_names_every_command(capsys):
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("demo", "sft", "ppo", "eval", "compare", "bench", "info", "doctor", "models"):
+    for command in ("demo", "sft", "ppo", "eval", "compare", "bench", "info", "doctor", "models", "env"):
         assert re.search(rf"│ {command} ", shown), command
 
 

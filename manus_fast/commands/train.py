@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from manus_fast.commands import common
+from manus_fast.commands import common, show
 from manus_fast.errors import UserError
 
 Overrides = Annotated[
@@ -21,7 +21,6 @@ ModelPath = Annotated[
 ]
 Dataset = Annotated[str | None, typer.Option("--dataset_name", help="data.name")]
 EnvName = Annotated[str | None, typer.Option("--env_name", help="environment.name")]
-RewardFn = Annotated[str | None, typer.Option("--reward_fn", help="reward_fn")]
 Rollouts = Annotated[
     int | None, typer.Option("--num_rollouts", help="Trajectories an iteration (training.num_rollouts).")
 ]
@@ -49,7 +48,6 @@ def ppo(
     model: ModelPath = None,
     dataset_name: Dataset = None,
     env_name: EnvName = None,
-    reward_fn: RewardFn = None,
     num_rollouts: Rollouts = None,
     ppo_epochs: PPOEpochs = None,
     batch_size: BatchSize = None,
@@ -67,7 +65,6 @@ def ppo(
         "model.path": model,
         "data.name": dataset_name,
         "environment.name": env_name,
-        "reward_fn": reward_fn,
         "training.num_rollouts": num_rollouts,
         "ppo.epochs": ppo_epochs,
         "training.gradient_accumulation_steps": gradient_accumulation_steps,
@@ -80,7 +77,8 @@ def ppo(
     common.prepare()
     from manus_fast.trainer import Trainer
 
-    Trainer(settings).run()
+    show.report(Trainer(settings).run())
+    typer.echo(f"the model is in {settings.training.output_dir}/model")
 
 
 def sft(
@@ -114,17 +112,17 @@ def sft(
     }
     settings = _load(config, "sft_household", flags, overrides)
     common.prepare()
-    from manus_fast.trainer import train_sft_command
+    from manus_fast.finetune import FineTune
 
-    train_sft_command(settings)
+    show.report(FineTune(settings).run().report)
+    typer.echo(f"the model is in {settings.training.output_dir}/model")
 
 
 def _load(config: str | None, default: str, flags: dict[str, Any], extra: list[str] | None) -> Any:
     file = common.find_config(config, default)
-    from manus_fast.config import load_config
-    from manus_fast.trainer import Config
+    from manus_fast.run_config import Config
 
-    return load_config(Config, file, common.overrides(flags, extra or ()))
+    return Config.load(file, common.overrides(flags, extra or ()))
 
 
 def _batch_size(total: int | None, per_device: int | None, accumulation: int | None) -> int | None:
