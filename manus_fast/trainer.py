@@ -21,6 +21,7 @@ from manus_fast.envs.base import Environment
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.learn.advantages import Episodes
 from manus_fast.learn.backend import make_backend
+from manus_fast.learn.correction import warn_of_truncated_sampling
 from manus_fast.learn.policy import Policy
 from manus_fast.learn.schedules import schedule
 from manus_fast.learn.update import PolicyGradientUpdate, check_batch_size
@@ -86,8 +87,11 @@ class Trainer:
             temperature=config.rollout.temperature,
             gradient_accumulation_steps=training.gradient_accumulation_steps,
             seed=training.seed,
+            correction=config.rollout.correction,
             dump_folder=self.folder / "skipped",
         )
+        rollout = config.rollout
+        warn_of_truncated_sampling(rollout.correction, rollout.top_p, rollout.top_k, rollout.min_p)
         self.rate = schedule(training.learning_rate, "training.learning_rate")
         self.counters = Counters()
         self.phases = Phases()

@@ -91,10 +91,14 @@ def test_only_trained_positions_reach_the_head(monkeypatch):
 def test_gradient_checkpointing_changes_nothing(critic):
     rows, gradients = random_rows(3), []
     for checkpointing in (False, True):
-        policy = Policy(tiny_model(), critic=critic, gradient_checkpointing=checkpointing)
+        policy = Policy(tiny_model().eval(), critic=critic, gradient_checkpointing=checkpointing)
         policy.value_head.weight.data.fill_(0.1)
+        layer, calls = policy.model.model.layers[0].input_layernorm, []
+        layer.register_forward_hook(lambda *_, calls=calls: calls.append(1))
         output = policy.score(pack(rows), entropy=True, value=True)
+        assert not policy.model.training and len(calls) == 1
         (output.log_prob.sum() + output.entropy.sum() + output.value.square().sum()).backward()
+        assert len(calls) == 1 + checkpointing, "computed again in the backward pass, and only then"
         gradients.append({name: p.grad for name, p in policy.named_parameters()})
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():

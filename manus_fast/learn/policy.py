@@ -107,36 +107,15 @@ class Policy(nn.Module):
         """
         if value and self.value_head is None:
             raise ValueError("value: expected a policy with a critic, got ppo.critic 'none'")
-        if self.gradient_checkpointing:
-            # Checkpointed layers keep little in train mode only; there is no dropout (packed attention refuses it).
-            self.train(torch.is_grad_enabled())
-        tokens, where = packed.tokens, packed.trainable
-        span = (packed.token_ids, packed.position_ids, packed.cu_seqlens, packed.max_length)
-        hidden = packed_hidden(self.model, *span)
-        before = hidden.index_select(0, where - 1)
-        weight, bias, scale, softcap = lm_head(self.model)
-        log_prob, entropies = linear_logprob(
-            before.to(weight.dtype),
-            weight,
-            packed.token_ids.index_select(0, where),
-            temperature=temperature * scale,
-            bias=bias,
-            entropy=entropy,
-            softcap=softcap,
-        )
-        values = last_value = None
-        if value:
-            trunk = hidden if self.critic is None else packed_hidden(self.critic, *span)
-            before = before if self.critic is None else trunk.index_select(0, where - 1)
-            values = _spread(self.value_head(before.float()).squeeze(-1), where, tokens)
-            ends = packed.cu_seqlens[1:].long() - 1
-            last_value = self.value_head(trunk.index_select(0, ends).float()).squeeze(-1)
-        return ScoreOutput(
-            log_prob=_spread(log_prob, where, tokens),
-            entropy=None if entropies is None else _spread(entropies, where, tokens),
-            value=values,
-            last_value=last_value,
-        )
+        if not (self.gradient_checkpointing and torch.is_grad_enabled()):
+            return self._score(packed, entropy, value, temperature)
+        # Layers checkpoint in train mode only. Nothing else depends on it (packed attention refuses dropout), but an
+        # engine that shares the model has to find it in eval mode.
+        self.train()
+        try:
+            return self._score(packed, entropy, value, temperature)
+        finally:
+            self.eval()
 
     @torch.no_grad()
     def score_all(
@@ -168,6 +147,35 @@ class Policy(nn.Module):
                 values[where] = part.value.to(packed.device)
                 last[torch.from_numpy(index).to(packed.device)] = part.last_value.to(packed.device)
         return ScoreOutput(log_prob=log_prob, entropy=entropies, value=values, last_value=last)
+
+    def _score(self, packed: PackedRows, entropy: bool, value: bool, temperature: float) -> ScoreOutput:
+        tokens, where = packed.tokens, packed.trainable
+        span = (packed.token_ids, packed.position_ids, packed.cu_seqlens, packed.max_length)
+        hidden = packed_hidden(self.model, *span)
+        before = hidden.index_select(0, where - 1)
+        weight, bias, scale, softcap = lm_head(self.model)
+        log_prob, entropies = linear_logprob(
+            before.to(weight.dtype),
+            weight,
+            packed.token_ids.index_select(0, where),
+            temperature=temperature * scale,
+            bias=bias,
+            entropy=entropy,
+            softcap=softcap,
+        )
+        values = last_value = None
+        if value:
+            trunk = hidden if self.critic is None else packed_hidden(self.critic, *span)
+            before = before if self.critic is None else trunk.index_select(0, where - 1)
+            values = _spread(self.value_head(before.float()).squeeze(-1), where, tokens)
+            ends = packed.cu_seqlens[1:].long() - 1
+            last_value = self.value_head(trunk.index_select(0, ends).float()).squeeze(-1)
+        return ScoreOutput(
+            log_prob=_spread(log_prob, where, tokens),
+            entropy=None if entropies is None else _spread(entropies, where, tokens),
+            value=values,
+            last_value=last_value,
+        )
 
     def value_of(self, max_tokens: int | None = None) -> Callable[[Sequence[Row]], np.ndarray]:
         """A function from rows to V after each row's last token, float32 [R], without gradients: for search."""
