@@ -205,7 +205,7 @@ def test_planner_solves_the_games(root):
     batch.reset(range(len(tasks)), tasks, [0] * len(tasks))
     left = list(range(len(tasks)))
     for _ in range(50):
-        actions, thoughts = batch.expert(left)
+        actions, thoughts = batch.expert(left, "planner")
         assert all(thoughts)
         terminated = batch.step(left, actions)[2]
         left = [slot for slot, done in zip(left, terminated, strict=True) if not done]
@@ -280,6 +280,9 @@ def test_auto_batch_mixes_engines(mixed):
     batch.clone(2, 1)
     texts, *_, infos = batch.step([0, 1, 2], ["look", "inventory", "look"])
     assert texts[1] == "You are not carrying anything." and texts[0].startswith("You are in") and len(infos) == 3
+    assert batch.expert([0], "planner")[0] and batch.expert([0])[1]
+    with pytest.raises(ValueError, match=r"slots: expected games of the native engine, got \[1, 2\]"):
+        batch.expert([0, 1, 2])
     states = [batch.save(slot) for slot in range(3)]
     batch.restore(0, states[1])
     batch.restore(1, states[0])

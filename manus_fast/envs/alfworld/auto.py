@@ -134,6 +134,12 @@ class AutoBatch:
                 texts[i], infos[i] = text, info
         return texts, rewards, terminated, truncated, infos
 
+    def expert(self, slots: Sequence[int], kind: str | None = None) -> tuple[list[str], list[str]]:
+        """As `NativeBatch.expert`. Raises ValueError for a slot that the real engine plays: it has no expert here."""
+        if strangers := sorted(self._real.intersection(slots)):
+            raise ValueError(f"slots: expected games of the native engine, got {strangers} of the real one")
+        return self._native.expert(slots, kind)
+
     def clone(self, src: int, dst: int) -> None:
         self._of(src).clone(src, dst)
         (self._real.add if src in self._real else self._real.discard)(dst)

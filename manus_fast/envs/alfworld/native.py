@@ -78,9 +78,10 @@ class NativeBatch:
             return str(error)
         return None
 
-    def expert(self, slots: Sequence[int], kind: str = "planner") -> tuple[list[str], list[str]]:
-        """The next command of an expert and its thought, per slot (see `HouseholdBatch.expert`)."""
-        return self._batch.expert(slots, kind)
+    def expert(self, slots: Sequence[int], kind: str | None = None) -> tuple[list[str], list[str]]:
+        """The next command of an expert and its thought, per slot: planner | explorer (default) | sweep, as
+        `HouseholdBatch.expert` has them."""
+        return self._batch.expert(slots, kind or "explorer")
 
     def reset(
         self, slots: Sequence[int], tasks: Sequence[Task], seeds: Sequence[int]
