@@ -18,11 +18,20 @@ _STATES = ("isclean", "ishot", "iscool", "issliced", "istoggled")
 _ABILITIES = ("pickupable", "cleanable", "heatable", "coolable", "sliceable", "toggleable")
 # Facts that change nothing a player sees.
 _IDLE = frozenset({"wasinreceptacle", "checked", "examined", "moveable", "ison", "full", "isreceptacleobjectfull", "="})
-_KNOWN = frozenset(
-    {"atlocation", "receptacleatlocation", "objectatlocation", "openable", "opened", "inreceptacle"}
-    | {"isreceptacleobject", "inreceptacleobject", "receptacletype", "cancontain", "objecttype"}
-    | {*_STATES, *_ABILITIES, *_IDLE}
-)
+# Kinds of the arguments of every other fact.
+_KINDS = {
+    "atlocation": ("agent", "location"),
+    "receptacleatlocation": ("receptacle", "location"),
+    "objectatlocation": ("object", "location"),
+    "openable": ("receptacle",),
+    "opened": ("receptacle",),
+    "inreceptacle": ("object", "receptacle"),
+    "isreceptacleobject": ("object",),
+    "inreceptacleobject": ("object", "object"),
+    "receptacletype": ("receptacle", "rtype"),
+    "objecttype": ("object", "otype"),
+    "cancontain": ("rtype", "otype"),
+} | {fact: ("object",) for fact in (*_STATES, *_ABILITIES)}
 _KNIVES = ("knifetype", "butterknifetype")
 _ROLES = {"sinkbasintype": "sink", "microwavetype": "microwave", "fridgetype": "fridge"}
 
@@ -45,13 +54,20 @@ class Problem:
     goal: dict[str, Any] = field(default_factory=dict)
 
 
+def _arity(predicate: str) -> int:
+    """Arguments of a predicate that goals may have, else -1."""
+    return 2 if predicate == "holds" else len(_KINDS[predicate]) if predicate in _KINDS else -1
+
+
 def _goal(expression: list[Any]) -> dict[str, Any]:
     """Kind and classes of one of the six goals, whatever its variables are called."""
     kinds: dict[str, str] = {}
     atoms: set[tuple[str, ...]] = set()
     different: set[frozenset[str]] = set()
 
-    def walk(part: list[Any], names: Mapping[str, str]) -> None:
+    def walk(part: Any, names: Mapping[str, str]) -> None:
+        if not isinstance(part, list):
+            raise ValueError(f"goal: expected an expression, got {part[:60]}")
         if part and part[0] == "and":
             for inner in part[1:]:
                 walk(inner, names)
@@ -61,9 +77,9 @@ def _goal(expression: list[Any]) -> dict[str, Any]:
                 inner_names[name] = f"?{len(kinds)}"
                 kinds[inner_names[name]] = kind
             walk(part[2], inner_names)
-        elif len(part) == 2 and part[0] == "not" and part[1][0] == "=":
+        elif len(part) == 2 and part[0] == "not" and part[1][:1] == ["="] and all(isinstance(w, str) for w in part[1]):
             different.add(frozenset(names.get(name, name) for name in part[1][1:]))
-        elif part and all(isinstance(word, str) for word in part):
+        elif part and all(isinstance(word, str) for word in part) and len(part) == 1 + _arity(part[0]):
             atoms.add((part[0], *(names.get(word, word) for word in part[1:])))
         else:
             raise ValueError(f"goal: expected one of ALFWorld's six, got a part {str(part)[:60]}")
@@ -145,12 +161,15 @@ def _facts(init: list[Any], types: Mapping[str, str]) -> dict[str, list[tuple[st
     for fact in init:
         if not isinstance(fact, list) or not fact or not isinstance(fact[0], str):
             raise ValueError(f"init: expected facts, got {str(fact)[:60]}")
-        if fact[0] not in _KNOWN:
+        if fact[0] not in _KINDS and fact[0] not in _IDLE:
             raise ValueError(f"init: expected facts that ALFWorld's games have, got {fact[0]!r}")
         if fact[0] == "=":
             continue
         if not all(isinstance(word, str) and word in types for word in fact[1:]):
             raise ValueError(f"init: expected declared names, got {str(fact)[:80]}")
+        kinds = tuple(types[word] for word in fact[1:])
+        if kinds != _KINDS.get(fact[0], kinds):
+            raise ValueError(f"init: expected {fact[0]} of {', '.join(_KINDS[fact[0]])}, got {str(fact)[:80]}")
         facts[fact[0]].append(tuple(fact[1:]))
     return facts
 

@@ -39,14 +39,17 @@ def section(expression: list[Any], keyword: str) -> list[Any]:
     raise ValueError(f"PDDL: expected a section {keyword}, got none")
 
 
-def typed(words: list[Any]) -> Iterator[tuple[str, str]]:
-    """(name, type) of each entry of a typed list `a b - t c - u`; "" where no type is given."""
+def typed(words: Any) -> Iterator[tuple[str, str]]:
+    """(name, type) of each entry of a typed list `a b - t c - u`; "" where no type is given. Raises ValueError when it
+    is no list of words."""
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"PDDL: expected a list of names and types, got {str(words)[:60]}")
     waiting: list[str] = []
     it = iter(words)
     for word in it:
         if word == "-":
             kind = next(it, "")
-            yield from ((name, str(kind)) for name in waiting)
+            yield from ((name, kind) for name in waiting)
             waiting = []
         else:
             waiting.append(word)
