@@ -66,6 +66,9 @@ class FineTune:
             model, tokenizer = config.model.open()
         self.player = Player(config, model, tokenizer, environment)
         self.tokenizer = tokenizer
+        self.tasks = training_tasks(
+            self.player.environment.tasks(config.environment.split), config.data.demonstrations, config.training.seed
+        )
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
         self.policy = Policy(model, "none", config.model.gradient_checkpointing)
         self.backend = make_backend(self.policy, config.backend, config.sft.optimizer(), config.model.dtype)
@@ -124,17 +127,21 @@ class FineTune:
 
     def demonstrations(self) -> list[Row]:
         """Rows of the episodes that the expert won."""
-        config, player = self.config, self.player
-        seed = config.training.seed
-        tasks = training_tasks(player.environment.tasks(config.environment.split), config.data.demonstrations, seed)
-        seeds = [derive(seed, number) for number in range(len(tasks))]
+        config, player, tasks = self.config, self.player, self.tasks
+        seeds = [derive(config.training.seed, number) for number in range(len(tasks))]
         system = player.system_prompt
-        return [
+        rows = [
             row
             for number, episode in enumerate(demonstrate(player.environment, tasks, seeds, config.data.expert))
             if episode.success
             for row in demonstration_rows(player.context, player.protocol, system, episode.steps, number)
         ]
+        if not rows:
+            raise ValueError(
+                f"data.demonstrations: expected at least one episode that the expert wins within "
+                f"{player.environment.max_steps} steps (environment.max_steps), got none of {len(tasks)}"
+            )
+        return rows
 
     def evaluate(self) -> Report:
         """Plays the validation panel with the policy as it is."""

@@ -66,30 +66,23 @@ def facts(python, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolated", [False, True], ids=["no-isolation", "isolated"])
-def test_install_twice_from_one_checkout(checkout, environment, tmp_path, isolated):
-    """The second build must not stumble over what the first one left behind (a deleted isolated ninja)."""
-    more = [] if isolated else ["--no-build-isolation"]
-    for _ in range(2):
-        succeed(environment, "-m", "pip", "install", "-q", "--no-deps", "--force-reinstall", *more, checkout)
+@pytest.mark.parametrize("mode", ["plain", "editable"])
+def test_install_again_and_again_from_one_checkout(checkout, environment, tmp_path, mode):
+    """No build may stumble over what an earlier one left behind, such as the name of a deleted isolated ninja.
+
+    With the two modes, one after the other in one checkout, every order of (isolated, not isolated) occurs.
+    """
+    target = ["-e", checkout] if mode == "editable" else ["--force-reinstall", checkout]
+    for isolation in ([], ["--no-build-isolation"], [] if mode == "plain" else ["--no-build-isolation"]):
+        succeed(environment, "-m", "pip", "install", "-q", "--no-deps", *isolation, *target)
     package, cuda = facts(environment, tmp_path)
-    assert environment.parent.parent in package.parents and not cuda
+    expected = checkout if mode == "editable" else environment.parent.parent
+    assert expected in package.parents and not cuda
     succeed(environment, "-m", "pip", "uninstall", "-q", "-y", "manus-fast")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("isolated", [False, True], ids=["no-isolation", "isolated"])
-def test_editable_install_twice(checkout, environment, tmp_path, isolated):
-    more = [] if isolated else ["--no-build-isolation"]
-    for _ in range(2):
-        succeed(environment, "-m", "pip", "install", "-q", "--no-deps", *more, "-e", checkout)
-    package, _ = facts(environment, tmp_path)
-    assert package == checkout / "manus_fast" / "__init__.py"
-    succeed(environment, "-m", "pip", "uninstall", "-q", "-y", "manus-fast")
-
-
-@pytest.mark.slow
-def test_wheel_and_source_archive(checkout, environment, tmp_path):
+def test_what_a_wheel_carries(checkout, environment, tmp_path):
     """configs/ and benchmarks/ travel inside the package; nothing else of the checkout does."""
     succeed(
         environment, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, checkout

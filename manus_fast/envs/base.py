@@ -11,6 +11,7 @@ once and then masks it; it never counts as a reward of zero.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -174,7 +175,17 @@ def registered() -> tuple[str, ...]:
 
 
 def make(name: str, **options: Any) -> Environment:
-    """Builds the environment registered as `name`."""
+    """Builds the environment registered as `name`.
+
+    Raises:
+        ValueError: no such environment, an option that it doesn't know, or a value that it can't serve.
+    """
     if name not in _REGISTRY:
         raise ValueError(f"environment.name: expected one of {', '.join(registered())}, got {name!r}")
-    return _REGISTRY[name](**options)
+    try:
+        return _REGISTRY[name](**options)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None or unknown[1] not in options:
+            raise
+        raise ValueError(f"environment.options: expected options of {name}, got {unknown[1]!r}") from error

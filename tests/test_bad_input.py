@@ -1,0 +1,174 @@
+"""The user's mistakes at the command line: each is one clear sentence, exit code 2, and nothing is half-written."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from manus_fast import cli
+from manus_fast.modeling.tiny import make_policy
+
+SIZES = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 24, "max_length": 1024}
+# Small enough for a test to run to its end, were it not for the mistake.
+SMALL = [
+    "environment.options={level: 1, num_valid: 4}", "environment.max_steps=2", "rollout.max_turn_tokens=4",
+    "rollout.slots=4", "evaluation.tasks=2", "training.num_rollouts=4", "training.total_steps=8", "ppo.batch_size=4",
+    "sft.epochs=1", "sft.batch_size=2", "data.demonstrations=2", "agent.instructions=Household.",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_policy(tmp_path_factory.mktemp("models") / "p", ["go to bed 1", "Household."], **SIZES)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def refused(capsys, words, message, out=None):
+    """Runs a command line and checks the whole promise; returns the sentence."""
+    capsys.readouterr()
+    code = cli.main([str(word) for word in words])
+    shown = capsys.readouterr()
+    assert code == 2, shown.err
+    assert shown.err.startswith("manus-fast: ") and shown.err.count("\n") == 1, shown.err
+    assert message in shown.err
+    assert "Traceback" not in shown.err and shown.out == ""
+    if out is not None and out.exists():
+        assert list(out.iterdir()) == []
+    return shown.err
+
+
+def words(command, policy, out, *more):
+    return [command, f"model.path={policy}", f"training.output_dir={out}", *SMALL, *more]
+
+
+@pytest.mark.parametrize("command", ["ppo", "sft"])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ppo.gama=0.9", "unknown key 'ppo.gama': did you mean 'ppo.gamma'?"),
+        ("trainig.seed=1", "unknown key 'trainig': did you mean 'training'?"),
+        ("training.seed=abc", "training.seed: expected an integer, got 'abc' (text)"),
+        ("training.num_rollouts=true", "training.num_rollouts: expected an integer, got true (true or false)"),
+        ("sft.epochs=[3]", "sft.epochs: expected an integer, got a list ([3])"),
+        ("training.seed=null", "training.seed: expected an integer, got null"),
+        ("model.dtype=int8", "model.dtype: expected one of float32, bfloat16"),
+        ("ppo.gamma=2", "ppo.gamma: expected a number in [0, 1], got 2"),
+        ("environment.reward_config.step_penalty=0.1", "step_penalty: expected a number <= 0"),
+        ("algorithm=ppoo", "algorithm: expected one of ppo, grpo"),
+        ("environment.name=nowhere", "environment.name: expected one of"),
+        ("environment.split=test", "split: expected one of train, valid_seen, valid_unseen, got 'test'"),
+        ("evaluation.split=test", "split: expected one of"),
+        ("environment.options={levle: 1}", "environment.options: expected options of household, got 'levle'"),
+        ("environment.options={level: 9}", "level: expected 1, 2 or 3, got 9"),
+        ("rollout.engine=none", "rollout.engine: expected one of"),
+        ("rollout.temperature=-1", "rollout.temperature: expected a number >= 0"),
+        ("evaluation.tasks=100000", "panel.limit: expected 1 to 4"),
+        ("not-an-override", "override: expected dotted.key=value, got 'not-an-override'"),
+    ],
+)
+def test_config(capsys, policy, out, command, override, message):
+    refused(capsys, words(command, policy, out, override), message, out)
+
+
+@pytest.mark.parametrize("command", ["ppo", "sft"])
+def test_config_file(capsys, policy, out, tmp_path, command):
+    file = tmp_path / "c.yaml"
+    file.write_text("training: {seed: 1\n")
+    refused(capsys, [command, "--config", file, f"training.output_dir={out}"], "is not valid YAML in line", out)
+    file.write_text("- a\n")
+    refused(capsys, [command, "--config", file, f"training.output_dir={out}"], "to hold a mapping of keys", out)
+    refused(capsys, [command, "--config", tmp_path / "none.yaml"], "--config: expected a YAML file", out)
+
+
+@pytest.mark.parametrize("command", ["ppo", "sft"])
+def test_model_folder(capsys, policy, out, tmp_path, command):
+    refused(capsys, words(command, "./missing", out), "found no folder at './missing'", out)
+    refused(capsys, words(command, '""', out), "model.path: expected a model folder or hub name, got none", out)
+    refused(capsys, words(command, tmp_path, out), "which holds no config.json", out)
+
+
+@pytest.mark.parametrize("command", ["ppo", "sft"])
+def test_tokenizer_without_an_end_token(capsys, policy, out, tmp_path, command):
+    copy = shutil.copytree(policy, tmp_path / "copy")
+    file = copy / "tokenizer_config.json"
+    values = json.loads(file.read_text())
+    del values["eos_token"]
+    file.write_text(json.dumps(values))
+    refused(capsys, words(command, copy, out), "names no end-of-sequence token (eos_token)", out)
+
+
+def test_demonstrations_that_come_to_nothing(capsys, policy, out):
+    """No expert solves a task in one step: the data set is empty."""
+    words_ = words("sft", policy, out, "environment.max_steps=1")
+    refused(capsys, words_, "data.demonstrations: expected at least one episode that the expert wins within 1 step")
+    assert not (out / "model").exists() and not (out / "eval.json").exists()
+
+
+def test_batch_larger_than_what_is_collected(capsys, policy, out):
+    refused(capsys, words("ppo", policy, out, "ppo.batch_size=64"), "ppo.batch_size: expected at most", out)
+
+
+@pytest.mark.parametrize(("command", "key"), [("ppo", "ppo"), ("sft", "sft")])
+def test_micro_batches_must_divide(capsys, policy, out, command, key):
+    more = [f"{key}.batch_size=4", "training.gradient_accumulation_steps=3", "environment.max_steps=30"]
+    more += ["data.demonstrations=6", "training.num_rollouts=8"]
+    refused(capsys, words(command, policy, out, *more), "gradient_accumulation_steps")
+    assert not (out / "model").exists()
+
+
+@pytest.mark.parametrize("command", ["ppo", "sft"])
+def test_a_place_that_cannot_be_written_to(capsys, policy, tmp_path, command):
+    (tmp_path / "file").write_text("mine")
+    refused(capsys, words(command, policy, tmp_path / "file"), "expected a folder that can be written to")
+    refused(capsys, words(command, policy, tmp_path / "file" / "below"), "expected a folder that can be written to")
+    assert (tmp_path / "file").read_text() == "mine"
+    if os.geteuid() != 0:  # root may write anywhere
+        (tmp_path / "closed").mkdir(mode=0o555)
+        refused(capsys, words(command, policy, tmp_path / "closed" / "x"), "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["household", "--model_path", "./missing"], "found no folder at './missing'"),
+        (["nowhere"], "environment.name: expected one of"),
+        (["household", "--split", "test"], "split: expected one of"),
+        (["household", "--limit", "0"], "panel.limit: expected 1 to"),
+        (["household", "--temperature", "-1"], "--temperature: expected a number >= 0"),
+        (["household", "--baseline", "./missing"], "found no folder at './missing'"),
+        (["household", "--output_dir", "/dev/null/x"], "expected a folder that can be written to"),
+        (["household", "agent.style=prose"], "agent.style: expected one of react, tags, act"),
+    ],
+)
+def test_eval(capsys, policy, out, more, message):
+    model = [] if "--model_path" in more else ["--model_path", policy]
+    place = [] if "--output_dir" in more else ["--output_dir", out]
+    refused(capsys, ["eval", *more, *model, *place], message, out)
+
+
+def test_eval_without_a_model(capsys, out):
+    refused(capsys, ["eval", "household", "--output_dir", out], "model.path: expected a model folder", out)
+
+
+def test_what_would_have_run_without_a_mistake(capsys, policy, out, tmp_path):
+    """The runs that the refusals above are cut from do go through, and eval reads what they leave."""
+    assert cli.main(words("ppo", policy, out)) == 0
+    names = {path.name for path in out.iterdir()}
+    assert {"config.json", "versions.json", "metrics.jsonl", "eval.json", "model"} <= names
+    assert not any("partial" in name or name.startswith(".") for name in names)
+    shown = capsys.readouterr()
+    assert "success" in shown.out and str(out / "model") in shown.out.replace("\n", "")
+    done = cli.main([
+        "eval", "household", "--model_path", str(out / "model"), "--baseline", str(policy), "--limit", "3",
+        "--output_dir", str(tmp_path / "eval"),
+    ])  # fmt: skip
+    assert done == 0
+    assert {path.name for path in (tmp_path / "eval").iterdir()} == {"eval.json", "eval_baseline.json"}
+    report = json.loads((tmp_path / "eval" / "eval.json").read_text())
+    assert len(report["tasks"]) == 3 and report["split"] == "valid_unseen" and report["suite"] == "household"
+    assert "difference" in capsys.readouterr().out
