@@ -1,4 +1,4 @@
-# make demo | test | test-cpp | lint | build | clean.  A fresh machine needs Python >= 3.10 with venv and headers, and a
+# make demo | test | test-cpp | test-alfworld | lint | build | clean.  A fresh machine needs Python >= 3.10 with venv and headers, and a
 # C++ compiler; everything else goes into $(VENV). Each install step leaves a stamp, so that a second run is instant.
 #
 # PYTHON=python3.12   another interpreter          VENV=path        another environment
@@ -16,8 +16,9 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraint
 SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml
 RUFF := ruff==0.17.6
 CPP_TESTS := build/cpp
+ALFWORLD := .venv-alfworld
 
-.PHONY: demo test test-cpp lint format build clean clean-all
+.PHONY: demo test test-cpp test-alfworld lint format build clean clean-all
 .DELETE_ON_ERROR:
 
 demo:
@@ -89,10 +90,20 @@ test-cpp: $(STAMPS)/tools
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $$folder/mf_tests || exit 1; \
 	done
 
+# ALFWorld's own engine in an environment without torch: two of its packages are built from source, for minutes.
+$(ALFWORLD)/.stamp: $(STAMPS)/venv
+	$(PYTHON) -m venv $(ALFWORLD)
+	$(ALFWORLD)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	  "alfworld>=0.4" pytest pytest-timeout hypothesis
+	@touch $@
+
+test-alfworld: $(STAMPS)/build $(ALFWORLD)/.stamp
+	$(ALFWORLD)/bin/python -m pytest -q -m alfworld $(PYTEST_ARGS)
+
 clean:
 	rm -rf build dist *.egg-info manus_fast/_C*.so .pytest_cache .ruff_cache .hypothesis
 	rm -f $(STAMPS)/build
 	find manus_fast benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-all: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(ALFWORLD)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from manus_fast.agent.protocol import Protocol
 from manus_fast.data.demonstrations import demonstrate
 from manus_fast.envs.base import Environment
 from manus_fast.evaluate import Report, evaluate, make_panel
@@ -63,7 +64,7 @@ def run(
 
     start = config("sft", f"model.path={root / 'untrained'}")
     environment = make_environment(start)
-    _make_policy(start, environment, root / "untrained", seed)
+    make_small_policy(start, environment, root / "untrained", seed)
     stages: list[Stage] = []
 
     def measure(name: str, stage: str, seconds: float) -> None:
@@ -97,16 +98,21 @@ def measured(config: Config, model: Path, environment: Environment) -> Report:
     return report
 
 
-def _make_policy(config: Config, environment: Environment, folder: Path, seed: int) -> None:
-    """An untrained policy whose vocabulary is what the expert's episodes of the training split are written in."""
-    player_texts: list[str] = [config.agent.instructions or environment.instructions]
-    from manus_fast.agent.protocol import Protocol
+def make_small_policy(config: Config, environment: Environment, folder: str | Path, seed: int = 0) -> Path:
+    """Writes an untrained policy of shape SHAPE whose vocabulary is what experts of the training split see and say.
 
+    Args:
+        config: its agent, data and rollout.max_length are used.
+        environment: one with an expert.
+        folder: new or empty.
+        seed: of the weights; the vocabulary does not depend on it.
+    """
     protocol = Protocol(config.agent.style, config.agent.show_admissible)
-    player_texts.append(protocol.system_prompt(player_texts[0]))
+    instructions = config.agent.instructions
+    texts = [protocol.system_prompt(environment.instructions if instructions is None else instructions)]
+    texts.append("Nothing happens.")
     tasks = training_tasks(environment.tasks("train"), 4000, seed=0)
     for episode in demonstrate(environment, tasks, [0] * len(tasks), config.data.expert):
         for step in episode.steps:
-            player_texts += (step.observation, protocol.render(step.thought, step.action))
-    player_texts.append("Nothing happens.")
-    make_policy(folder, player_texts, seed=seed, max_length=config.rollout.max_length, **SHAPE)
+            texts += (step.observation, protocol.render(step.thought, step.action))
+    return make_policy(folder, texts, seed=seed, max_length=config.rollout.max_length, **SHAPE)
