@@ -98,7 +98,7 @@ $(ALFWORLD)/.stamp: $(STAMPS)/venv
 	@touch $@
 
 test-alfworld: $(STAMPS)/build $(ALFWORLD)/.stamp
-	$(ALFWORLD)/bin/python -m pytest -q -m alfworld $(PYTEST_ARGS)
+	$(ALFWORLD)/bin/python -m pytest -q tests/test_alfworld_*.py $(PYTEST_ARGS)
 
 clean:
 	rm -rf build dist *.egg-info manus_fast/_C*.so .pytest_cache .ruff_cache .hypothesis
