@@ -283,16 +283,16 @@ void register_household(py::module_& module) {
           py::arg("slots"))
       .def(
           "expert",
-          [](const Batch& batch, const std::vector<int>& slots, const std::string& kind) {
+          [](const Batch& batch, const std::vector<int>& slots, const std::string& kind, bool brief) {
             std::vector<std::string> actions, thoughts;
             const ExpertKind which = expert_kind(kind);
             {
               const py::gil_scoped_release release;
-              batch.expert(slots, which, actions, thoughts);
+              batch.expert(slots, which, actions, thoughts, brief);
             }
             return py::make_tuple(actions, thoughts);
           },
-          py::arg("slots"), py::arg("kind"))
+          py::arg("slots"), py::arg("kind"), py::arg("brief") = false)
       .def("clone", &Batch::clone, py::arg("source"), py::arg("destination"))
       .def("save", [](const Batch& batch, int slot) { return py::bytes(batch.save(slot)); }, py::arg("slot"))
       .def("restore", [](Batch& batch, int slot, const py::bytes& bytes) {

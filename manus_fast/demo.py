@@ -26,7 +26,7 @@ from manus_fast.tracking import prepare_folder
 from manus_fast.trainer import Trainer
 
 # Layers, width and heads of the small policy.
-SHAPE = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 256}
+SHAPE = {"hidden": 128, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 256}
 
 
 @dataclass

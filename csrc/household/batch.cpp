@@ -108,7 +108,7 @@ void Batch::step(const std::vector<int>& slots, const std::vector<std::string_vi
 }
 
 void Batch::expert(const std::vector<int>& slots, ExpertKind kind, std::vector<std::string>& actions,
-                   std::vector<std::string>& thoughts) const {
+                   std::vector<std::string>& thoughts, bool brief) const {
   check_slots(slots, true);
   actions.assign(slots.size(), "");
   thoughts.assign(slots.size(), "");
@@ -117,7 +117,7 @@ void Batch::expert(const std::vector<int>& slots, ExpertKind kind, std::vector<s
       const Slot& slot = slots_[slots[i]];
       const Move move = next_move(*slot.world, slot.state, kind);
       slot.world->command_text(move.command, actions[i]);
-      thoughts[i] = thought(*slot.world, move);
+      thoughts[i] = brief ? subgoal(*slot.world, move) : thought(*slot.world, move);
     }
   });
 }

@@ -335,6 +335,24 @@ Move next_move(const World& world, const State& state, ExpertKind kind) {
   return known_only ? search(world, state, kind) : Move();
 }
 
+std::string subgoal(const World& world, const Move& move) {
+  const WorldSpec& spec = world.spec();
+  const std::string o = move.object != kNone ? spec.objects[move.object].name : "";
+  switch (move.reason) {
+    case Reason::kSearch: return "find " + spec.object_types[move.object_type];
+    case Reason::kTake: return "take " + o;
+    case Reason::kProcess: {
+      const GoalKind kind = spec.goal.kind;
+      return (kind == GoalKind::kClean ? "clean " : kind == GoalKind::kHeat ? "heat " : "cool ") + o;
+    }
+    case Reason::kPlace: return "put " + o;
+    case Reason::kLamp: return "use " + o;
+    case Reason::kPutAside: return "put aside " + o;
+    case Reason::kStuck: return "look";
+  }
+  return "";
+}
+
 std::string thought(const World& world, const Move& move) {
   const WorldSpec& spec = world.spec();
   const std::string r = move.command.receptacle != kNone ? spec.receptacles[move.command.receptacle].name : "";

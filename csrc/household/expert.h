@@ -33,4 +33,7 @@ Move next_move(const World& world, const State& state, ExpertKind kind);
 // One line of at most twelve words: why the move is made.
 std::string thought(const World& world, const Move& move);
 
+// The same in two or three words: the subgoal that the move serves.
+std::string subgoal(const World& world, const Move& move);
+
 }  // namespace manus_fast::household

@@ -18,6 +18,7 @@ SPLITS = ("train", "valid_seen", "valid_unseen")
 TASK_TYPES: tuple[str, ...] = tuple(_C.household.task_types)
 EXPERTS = ("planner", "explorer", "sweep")
 GRAMMARS = ("move", "put")
+THOUGHTS = ("full", "brief")
 
 INSTRUCTIONS = """You are in a household and have a task to fulfil. You act by giving one command per turn:
 look: look around you
@@ -63,11 +64,12 @@ class HouseholdBatch:
     (step) one whose episode is over. A refused call changes nothing.
     """
 
-    def __init__(self, slots: int, max_steps: int, grammar: str, expert: str):
+    def __init__(self, slots: int, max_steps: int, grammar: str, expert: str, thoughts: str = "full"):
         self._batch = _C.household.Batch(slots, max_steps)
-        self._options = (max_steps, grammar, expert)
+        self._options = (max_steps, grammar, expert, thoughts)
         self._put_grammar = grammar == "put"
         self._expert = expert
+        self._brief = thoughts == "brief"
         self.slots = slots
 
     def reset(
@@ -107,7 +109,7 @@ class HouseholdBatch:
         kind: `planner` sees everything and follows a shortest plan; `explorer` knows what the game has told so far and
         searches the likeliest unseen receptacle; `sweep` searches in list order. Default: the environment's option.
         """
-        return self._batch.expert(slots, self._expert if kind is None else kind)
+        return self._batch.expert(slots, self._expert if kind is None else kind, self._brief)
 
     def admissible(self, slot: int) -> list[str]:
         """The valid commands in the present state, sorted."""
@@ -206,6 +208,7 @@ class Household:
     num_train, num_valid_seen, num_valid_unseen: sizes of the splits (100 000, 140, 512); num_valid sets both.
     layouts: how many layouts each room has in each of train and valid_unseen (1 000).
     seed: another seed, other tasks (0). expert: default of `HouseholdBatch.expert` (explorer).
+    thoughts: what the experts think: `full` (a sentence) or `brief` ("find mug", "heat mug 1").
     grammar: `move` (ALFWorld 0.4, "move O to R") or `put` (0.3, "put O in/on R"). backend: native or auto.
 
     Raises ValueError for a value it cannot serve.
@@ -229,6 +232,7 @@ class Household:
         layouts: int = 1000,
         seed: int = 0,
         expert: str = "explorer",
+        thoughts: str = "full",
         grammar: str = "move",
         backend: str = "native",
     ):
@@ -245,6 +249,8 @@ class Household:
             raise ValueError("task_types: expected at least one, got none")
         if expert not in EXPERTS:
             raise ValueError(f"expert: expected one of {', '.join(EXPERTS)}, got {expert!r}")
+        if thoughts not in THOUGHTS:
+            raise ValueError(f"thoughts: expected one of {', '.join(THOUGHTS)}, got {thoughts!r}")
         if grammar not in GRAMMARS:
             raise ValueError(f"grammar: expected one of {', '.join(GRAMMARS)}, got {grammar!r}")
         if backend not in ("native", "auto"):
@@ -267,6 +273,7 @@ class Household:
         self._layouts = _count("layouts", layouts, 1)
         self._seed = _count("seed", seed, 0)
         self._expert = expert
+        self._thoughts = thoughts
         self._grammar = grammar
         self.instructions = INSTRUCTIONS.format(
             put="move (object) to (receptacle)" if grammar == "move" else "put (object) in/on (receptacle)"
@@ -281,7 +288,7 @@ class Household:
         return HouseholdEnv(self.make_batch(1))
 
     def make_batch(self, slots: int) -> HouseholdBatch:
-        return HouseholdBatch(slots, self.max_steps, self._grammar, self._expert)
+        return HouseholdBatch(slots, self.max_steps, self._grammar, self._expert, self._thoughts)
 
     def make_async(self, slots: int) -> InlineEnvs:
         return InlineEnvs(self.make_batch(slots))

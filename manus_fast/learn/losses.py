@@ -79,6 +79,8 @@ class PPOConfig:
     """Leave the rest of an update out once KL(old | policy) (k3, of a mini-batch) exceeds this."""
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
+    value_head_scale: float = 1.0
+    """Learning rate of the value head as a multiple of the policy's."""
     bypass_old: bool = False
     """Take the sampled log-probabilities as the old policy's, instead of scoring the rows again before the update."""
     max_bad_steps: int = 3
@@ -96,7 +98,7 @@ class PPOConfig:
         for name in ("epochs", "batch_size", "max_bad_steps", "kl_horizon"):
             if getattr(self, name) < 1:
                 raise ValueError(f"ppo.{name}: expected an integer >= 1, got {getattr(self, name)}")
-        for name in ("vf_coef", "max_grad_norm", "weight_decay", "step_weight"):
+        for name in ("vf_coef", "max_grad_norm", "weight_decay", "value_head_scale", "step_weight"):
             if getattr(self, name) < 0:
                 raise ValueError(f"ppo.{name}: expected a number >= 0, got {getattr(self, name)}")
         for name in ("max_tokens", "target_kl"):
@@ -130,7 +132,9 @@ class PPOConfig:
         return KLController(schedule(self.kl_coef, "ppo.kl_coef"), self.kl_target, self.kl_horizon)
 
     def optimizer(self) -> OptimizerConfig:
-        return OptimizerConfig(weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm)
+        return OptimizerConfig(
+            weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm, value_head_scale=self.value_head_scale
+        )
 
     def loss_config(self, ent_coef: float = 0.0, kl_coef: float = 0.0) -> PPOLossConfig:
         """The loss at these coefficients (a KL in the reward is no part of the loss)."""

@@ -20,12 +20,14 @@ class OptimizerConfig:
     """On matrices only: norms, biases and other vectors never decay."""
     max_grad_norm: float = 1.0
     """Global L2 norm that gradients are scaled down to; 0 turns clipping off."""
+    value_head_scale: float = 1.0
+    """Learning rate of the value head as a multiple of the policy's: the head starts from nothing."""
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise ValueError(f"optimizer.{name}: expected a number in [0, 1), got {getattr(self, name)}")
-        for name in ("weight_decay", "max_grad_norm"):
+        for name in ("weight_decay", "max_grad_norm", "value_head_scale"):
             if getattr(self, name) < 0:
                 raise ValueError(f"optimizer.{name}: expected a number >= 0, got {getattr(self, name)}")
         if not self.eps > 0:
@@ -33,13 +35,16 @@ class OptimizerConfig:
 
 
 def adamw(named: Iterable[tuple[str, torch.Tensor]], config: OptimizerConfig, lr: float = 0.0) -> torch.optim.AdamW:
-    """AdamW in two groups: matrices with decay, everything of one dimension or none without."""
-    named = list(named)
-    decay = [p for _, p in named if p.dim() >= 2]
-    plain = [p for _, p in named if p.dim() < 2]
+    """AdamW in three groups: matrices with decay, vectors and scalars without, and the value head (`value_head.*`)
+    with a learning rate of its own. A group's "scale" times the learning rate is what `set_learning_rate` gives it."""
+    head, decay, plain = [], [], []
+    for name, parameter in named:
+        group = head if name.startswith("value_head.") else decay if parameter.dim() >= 2 else plain
+        group.append(parameter)
     groups = [
-        {"params": decay, "weight_decay": config.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": decay, "weight_decay": config.weight_decay, "scale": 1.0},
+        {"params": plain, "weight_decay": 0.0, "scale": 1.0},
+        {"params": head, "weight_decay": 0.0, "scale": config.value_head_scale},
     ]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]],
@@ -84,7 +89,7 @@ def load_moments(
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("scale", 1.0)
 
 
 def grad_norm(parameters: Iterable[nn.Parameter | torch.Tensor]) -> torch.Tensor:
