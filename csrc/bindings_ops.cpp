@@ -1,7 +1,11 @@
 // The ops for Python, by keyword. Arrays arrive as addresses (tensor.data_ptr(), 0 for None): the Python layer has
 // checked shapes, types and lifetimes. Every call gives up the GIL while it works.
-#include "bindings.h"
+#include <pybind11/stl.h>
 
+#include <string>
+#include <vector>
+
+#include "bindings.h"
 #include "ops/ops.h"
 
 namespace py = pybind11;
@@ -119,12 +123,46 @@ void define(py::module_& module, const char* name, Args (*read)(Arguments&), voi
   });
 }
 
+#if MF_BUILD_CUDA
+// The same, on the GPU: workspace is device memory, stream a cudaStream_t.
+template <typename Args>
+void define_cuda(py::module_& module, const char* name, Args (*read)(Arguments&),
+                 void (*run)(const Args&, void*, Stream)) {
+  module.def(name, [read, run](const py::kwargs& given) {
+    Arguments arguments(given);
+    const Args args = read(arguments);
+    void* const workspace = arguments.array<void>("workspace");
+    const Stream stream{arguments.array<void>("stream")};
+    arguments.done();
+    const py::gil_scoped_release release;
+    run(args, workspace, stream);
+  });
+}
+
+void scale_gradients(const std::vector<std::uintptr_t>& gradients, std::int64_t n, std::uintptr_t factor,
+                     std::uintptr_t stream) {
+  float* arrays[3] = {};
+  if (gradients.size() > 3) throw py::value_error("gradients: expected at most 3 arrays");
+  for (std::size_t i = 0; i < gradients.size(); ++i) arrays[i] = reinterpret_cast<float*>(gradients[i]);
+  const py::gil_scoped_release release;
+  cuda::scale_gradients(arrays, n, reinterpret_cast<const float*>(factor), Stream{reinterpret_cast<void*>(stream)});
+}
+#endif
+
 }  // namespace
 
 void register_ops(py::module_& module) {
   define(module, "gae_cpu", &gae_args, &cpu::gae);
   define(module, "ppo_loss_cpu", &ppo_loss_args, &cpu::ppo_loss);
   define(module, "group_advantages_cpu", &group_args, &cpu::group_advantages);
+#if MF_BUILD_CUDA
+  define_cuda(module, "gae_cuda", &gae_args, &cuda::gae);
+  define_cuda(module, "ppo_loss_cuda", &ppo_loss_args, &cuda::ppo_loss);
+  module.def("gae_workspace", &cuda::gae_workspace, py::arg("tokens"), py::arg("turns"));
+  module.def("ppo_loss_workspace", &cuda::ppo_loss_workspace);
+  module.def("scale_gradients_cuda", &scale_gradients, py::arg("gradients"), py::arg("n"), py::arg("factor"),
+             py::arg("stream"));
+#endif
 }
 
 }  // namespace manus_fast

@@ -2,6 +2,7 @@
 // them; shapes and types are checked by the Python layer. Arrays are contiguous; N counts tokens.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace manus_fast {
@@ -93,5 +94,22 @@ void gae(const GaeArgs& args);
 void ppo_loss(const PpoLossArgs& args);
 void group_advantages(const GroupArgs& args);
 }  // namespace cpu
+
+#if MF_BUILD_CUDA
+// A cudaStream_t, without its header.
+struct Stream {
+  void* handle;
+};
+
+// Each launches on `stream` and returns; `workspace` is device memory of the size its function says, contents irrelevant.
+namespace cuda {
+std::size_t gae_workspace(std::int64_t tokens, bool turns);
+void gae(const GaeArgs& args, void* workspace, Stream stream);
+std::size_t ppo_loss_workspace();
+void ppo_loss(const PpoLossArgs& args, void* workspace, Stream stream);
+// Multiplies each gradient that is not null, [n], by *factor on the device; 1 touches nothing.
+void scale_gradients(float* const (&gradients)[3], std::int64_t n, const float* factor, Stream stream);
+}  // namespace cuda
+#endif
 
 }  // namespace manus_fast

@@ -34,14 +34,19 @@ TABLE: dict[str, dict[str, str]] = {
     "gae": {
         "reference": "manus_fast.ops.reference:gae",
         "cpu": "manus_fast.ops.cpu.gae:gae",
+        "triton": "manus_fast.ops.triton.gae:gae",
+        "cuda": "manus_fast.ops.cuda.gae:gae",
     },
     "ppo_loss": {
         "reference": "manus_fast.ops.reference:ppo_loss",
         "cpu": "manus_fast.ops.cpu.ppo_loss:ppo_loss",
+        "triton": "manus_fast.ops.triton.ppo_loss:ppo_loss",
+        "cuda": "manus_fast.ops.cuda.ppo_loss:ppo_loss",
     },
     "group_advantages": {
         "reference": "manus_fast.ops.reference:group_advantages",
         "cpu": "manus_fast.ops.cpu.group_advantages:group_advantages",
+        "triton": "manus_fast.ops.triton.group_advantages:group_advantages",
     },
 }
 

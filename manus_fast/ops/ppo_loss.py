@@ -238,13 +238,17 @@ class WrittenGradient(torch.autograd.Function):
         loss, stats, gradients = launch()
         ctx.save_for_backward(*[g for g in gradients if g is not None])
         ctx.present = [g is not None for g in gradients]
-        ctx.scale = scale
+        ctx.scale, ctx.spent = scale, False
         ctx.mark_non_differentiable(stats)
         return loss, stats
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, upstream, _):
+        # The gradients are handed out, perhaps scaled in place: there is nothing left for a second call.
+        if ctx.spent:
+            raise RuntimeError("ppo_loss: backward was called twice; call the op again instead of retain_graph=True")
+        ctx.spent = True
         scaled = iter(ctx.scale(ctx.saved_tensors, upstream))
         gradients = [next(scaled) if present else None for present in ctx.present]
         return None, None, *gradients

@@ -7,18 +7,30 @@ from manus_fast.ops import dispatch
 
 def gae(rewards, values, mask, gamma, lam, *, bootstrap, cu_seqlens, turn_id, token_gamma, token_lam):
     """The arguments of `manus_fast.ops.gae`, checked; float32 CPU tensors."""
-    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
-    stats = torch.empty(3, dtype=torch.float64)
-    rows = rewards.shape[0] if cu_seqlens is None else cu_seqlens.numel() - 1
     if cu_seqlens is not None:
         check_boundaries(cu_seqlens, rewards.numel())
-    dispatch.extension().gae_cpu(
-        rewards=rewards.data_ptr(), values=values.data_ptr(), mask=mask.data_ptr(), turn_id=pointer(turn_id),
-        bootstrap=pointer(bootstrap), cu_seqlens=pointer(cu_seqlens), rows=rows,
-        row_length=rewards.shape[1] if cu_seqlens is None else 0, tokens=rewards.numel(), gamma=gamma, lam=lam,
-        token_gamma=token_gamma, token_lam=token_lam, advantages=advantages.data_ptr(), returns=returns.data_ptr(),
+    arrays = {"rewards": rewards, "values": values, "mask": mask}
+    arrays.update(bootstrap=bootstrap, cu_seqlens=cu_seqlens, turn_id=turn_id)
+    discounts = {"gamma": gamma, "lam": lam, "token_gamma": token_gamma, "token_lam": token_lam}
+    return launch_extension(dispatch.extension().gae_cpu, arrays, **discounts)
+
+
+def launch_extension(function, arrays, **others):
+    """Allocates the results and calls one of the extension's gae functions with the arrays' addresses and `others`."""
+    rewards, cu_seqlens = arrays["rewards"], arrays["cu_seqlens"]
+    advantages, returns = torch.empty_like(rewards), torch.empty_like(rewards)
+    stats = torch.empty(3, dtype=torch.float64, device=rewards.device)
+    packed = cu_seqlens is not None
+    function(
+        **{name: pointer(array) for name, array in arrays.items()},
+        rows=cu_seqlens.numel() - 1 if packed else rewards.shape[0],
+        row_length=0 if packed else rewards.shape[1],
+        tokens=rewards.numel(),
+        advantages=advantages.data_ptr(),
+        returns=returns.data_ptr(),
         stats=stats.data_ptr(),
-    )  # fmt: skip
+        **others,
+    )
     return advantages, returns, stats
 
 

@@ -18,10 +18,10 @@ def ppo_loss(log_prob, old_log_prob, advantages, mask, *, values, entropy, **oth
     return WrittenGradient.apply(launch, _scale, log_prob, values, entropy)
 
 
-def launch_extension(function, arrays, *, mean, rstd, denominator, config, stream=None, **more):
+def launch_extension(function, arrays, *, mean, rstd, denominator, config, extra=None, **more):
     """Allocates the results and calls one of the extension's ppo_loss functions: loss, stats, gradients.
 
-    arrays, more: the per-token tensors by name, None for absent ones; stream: given to the function unless None.
+    arrays, more: the per-token tensors by name, None for absent ones; extra: other keywords of the function.
     """
     log_prob = arrays["log_prob"]
     device = log_prob.device
@@ -40,7 +40,7 @@ def launch_extension(function, arrays, *, mean, rstd, denominator, config, strea
         **{name: pointer(array) for name, array in (*arrays.items(), *more.items())},
         **{f"grad_{name}": pointer(gradient) for name, gradient in gradients.items()},
         **scalars,
-        **({} if stream is None else {"stream": stream}),
+        **(extra or {}),
         n=log_prob.numel(), clip_low=1 - config.clip_range, clip_high=1 + config.high,
         dual_clip=config.dual_clip or 0.0, value_clip=config.value_clip or 0.0, vf_coef=config.vf_coef,
         kl_coef=config.kl_coef, ent_coef=config.ent_coef, clip=CLIPS.index(config.clip),
