@@ -7,7 +7,7 @@ from manus_fast.ops.cpu.gae import launch_extension
 
 
 def gae(rewards, values, mask, gamma, lam, *, bootstrap, cu_seqlens, turn_id, token_gamma, token_lam):
-    """The arguments of `manus_fast.ops.gae`, checked; float32 CUDA tensors. cu_seqlens is trusted: no copy to the host."""
+    """The arguments of `manus_fast.ops.gae`, checked; float32 CUDA tensors. cu_seqlens is trusted: no host copy."""
     extension = dispatch.extension()
     arrays = {"rewards": rewards, "values": values, "mask": mask}
     arrays.update(bootstrap=bootstrap, cu_seqlens=cu_seqlens, turn_id=turn_id)

@@ -1,4 +1,4 @@
-"""Group-relative advantages in Triton: entries sorted by group, a program an entry, the first of a group does the work."""
+"""Group-relative advantages in Triton: entries sorted by group; the program of a group's first entry does the work."""
 
 import torch
 import triton
@@ -58,7 +58,7 @@ def _group_kernel(
             reward = tl.load(rewards + entry, mask=here, other=0.0)
             advantage = ((reward.to(tl.float64) - mean) * factor).to(tl.float32)
             # Equal rewards carry no signal, whatever the rounding of their mean.
-            advantage = tl.where((lowest == highest) & (reward == lowest), 0.0, advantage)
+            advantage = tl.where((reward == lowest) & (reward == highest), 0.0, advantage)
             alone = 0.0
             if RAW:
                 alone = reward

@@ -1,4 +1,4 @@
-"""The policy-gradient loss in Triton: loss, gradient and statistics in one pass, then one program that adds partials."""
+"""The policy-gradient loss in Triton: loss, gradient and statistics in one pass, then the partials are added."""
 
 import torch
 import triton
@@ -23,8 +23,8 @@ def _clamp(x, low, high):
 
 @triton.jit
 def _ppo_loss_kernel(
-    log_probs, old_log_probs, advantages, masks, weights, scales, sequence, values, old_values, returns, refs, entropies,
-    means, rstds, denominators, grad_log_probs, grad_values, grad_entropies, partials, n,
+    log_probs, old_log_probs, advantages, masks, weights, scales, sequence, values, old_values, returns, refs,
+    entropies, means, rstds, denominators, grad_log_probs, grad_values, grad_entropies, partials, n,
     clip_low, clip_high, dual_clip, value_clip, vf_coef, kl_coef, ent_coef,
     CLIP: tl.constexpr, KL: tl.constexpr, WEIGHT: tl.constexpr, SCALE: tl.constexpr, SEQUENCE: tl.constexpr,
     VALUE: tl.constexpr, VALUE_CLIP: tl.constexpr, DUAL: tl.constexpr, REF: tl.constexpr, ENTROPY: tl.constexpr,
