@@ -56,7 +56,7 @@ void token_level(const GaeArgs& args, std::int64_t begin, std::int64_t end, doub
   }
 }
 
-// Two carries: `turn` = what the current turn adds to the one before it, `token` = what the next token of the turn adds.
+// Two carries: `turn` is what the current turn adds to the one before it, `token` what the turn's next token adds.
 void turn_level(const GaeArgs& args, std::int64_t begin, std::int64_t end, double bootstrap) {
   const double decay = args.gamma * args.lam, token_decay = args.token_gamma * args.token_lam;
   double turn = args.gamma * bootstrap, token = 0.0;

@@ -29,7 +29,7 @@ enum class Clip : std::int32_t { ppo = 0, cispo = 1, none = 2 };
 enum class Kl : std::int32_t { k1 = 0, k2 = 1, k3 = 2, k3_plus = 3 };
 
 // Sums over the counted tokens first, maxima last. manus_fast/ops/ppo_loss.py names the entries in this order.
-constexpr int kRatioBounds = 11;
+constexpr int kRatioBounds = 7;
 enum LossStat : int {
   kCount, kDropped, kPolicy, kValue, kKl, kEntropyLoss,  // losses: already divided by the denominator
   kClipLow, kClipHigh, kDualClip, kValueClip,            // counts
@@ -41,7 +41,7 @@ enum LossStat : int {
   kLogRatioMax,                                          // largest |log ratio|
   kLossStats
 };
-constexpr float kRatioBound[kRatioBounds] = {1.0f, 1.01f, 1.02f, 1.05f, 1.1f, 1.2f, 1.3f, 1.5f, 2.0f, 5.0f, 10.0f};
+constexpr float kRatioBound[kRatioBounds] = {1.02f, 1.05f, 1.1f, 1.2f, 1.5f, 2.0f, 5.0f};
 
 // A scalar that may live on the device: `pointer` when not null, else `value`.
 struct Scalar {
@@ -101,7 +101,7 @@ struct Stream {
   void* handle;
 };
 
-// Each launches on `stream` and returns; `workspace` is device memory of the size its function says, contents irrelevant.
+// Each launches on `stream` and returns; `workspace` is device memory of the size its function says, with any content.
 namespace cuda {
 std::size_t gae_workspace(std::int64_t tokens, bool turns);
 void gae(const GaeArgs& args, void* workspace, Stream stream);

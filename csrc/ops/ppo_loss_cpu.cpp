@@ -264,7 +264,8 @@ void ppo_loss(const PpoLossArgs& args) {
     for (std::int64_t slab = first; slab < last; ++slab) {
       const std::int64_t end = std::min(args.n, (slab + 1) * kSlab);
       for (std::int64_t begin = slab * kSlab; begin < end; begin += kChunk) {
-        chunk(args, constants, begin, std::min(end, begin + kChunk), &partial[static_cast<std::size_t>(slab * kLossStats)]);
+        double* const sums = &partial[static_cast<std::size_t>(slab * kLossStats)];
+        chunk(args, constants, begin, std::min(end, begin + kChunk), sums);
       }
     }
   });

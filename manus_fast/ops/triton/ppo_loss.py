@@ -138,19 +138,15 @@ def _ppo_loss_kernel(
     tl.store(out + 19, -tl.sum(wide_error))
     tl.store(out + 20, tl.sum(wide_error * wide_error))
     # The bounds of manus_fast.ops.reference.ppo_loss.RATIO_BOUNDS.
-    tl.store(out + 21, tl.sum((ratio > 1.0).to(tl.float32)).to(tl.float64))
-    tl.store(out + 22, tl.sum((ratio > 1.01).to(tl.float32)).to(tl.float64))
-    tl.store(out + 23, tl.sum((ratio > 1.02).to(tl.float32)).to(tl.float64))
-    tl.store(out + 24, tl.sum((ratio > 1.05).to(tl.float32)).to(tl.float64))
-    tl.store(out + 25, tl.sum((ratio > 1.1).to(tl.float32)).to(tl.float64))
-    tl.store(out + 26, tl.sum((ratio > 1.2).to(tl.float32)).to(tl.float64))
-    tl.store(out + 27, tl.sum((ratio > 1.3).to(tl.float32)).to(tl.float64))
-    tl.store(out + 28, tl.sum((ratio > 1.5).to(tl.float32)).to(tl.float64))
-    tl.store(out + 29, tl.sum((ratio > 2.0).to(tl.float32)).to(tl.float64))
-    tl.store(out + 30, tl.sum((ratio > 5.0).to(tl.float32)).to(tl.float64))
-    tl.store(out + 31, tl.sum((ratio > 10.0).to(tl.float32)).to(tl.float64))
-    tl.store(out + 32, tl.max(ratio).to(tl.float64))
-    tl.store(out + 33, tl.max(tl.where(counted, tl.abs(log_ratio), 0.0)).to(tl.float64))
+    tl.store(out + 21, tl.sum((ratio > 1.02).to(tl.float32)).to(tl.float64))
+    tl.store(out + 22, tl.sum((ratio > 1.05).to(tl.float32)).to(tl.float64))
+    tl.store(out + 23, tl.sum((ratio > 1.1).to(tl.float32)).to(tl.float64))
+    tl.store(out + 24, tl.sum((ratio > 1.2).to(tl.float32)).to(tl.float64))
+    tl.store(out + 25, tl.sum((ratio > 1.5).to(tl.float32)).to(tl.float64))
+    tl.store(out + 26, tl.sum((ratio > 2.0).to(tl.float32)).to(tl.float64))
+    tl.store(out + 27, tl.sum((ratio > 5.0).to(tl.float32)).to(tl.float64))
+    tl.store(out + 28, tl.max(ratio).to(tl.float64))
+    tl.store(out + 29, tl.max(tl.where(counted, tl.abs(log_ratio), 0.0)).to(tl.float64))
 
 
 @triton.jit
@@ -193,10 +189,8 @@ def ppo_loss(
                 ENTROPY=entropy is not None, STATS=_STATS, BLOCK=block,
             )  # fmt: skip
             _add_kernel[(_STATS,)](partials, stats, programs, STATS=_STATS, SUMS=_STATS - MAXIMA, BLOCK=256)
-        coefficients = torch.zeros(_STATS, dtype=torch.float64)
-        coefficients[2], coefficients[3] = 1.0, config.vf_coef
-        coefficients[4], coefficients[5] = config.kl_coef, -config.ent_coef
-        loss = (stats * coefficients.to(device, non_blocking=True)).sum().float()
+        _, _, policy, value, kl, bonus = stats[:6]
+        loss = (policy + config.vf_coef * value + config.kl_coef * kl - config.ent_coef * bonus).float()
         return loss, stats, gradients
 
     return WrittenGradient.apply(launch, _scale, log_prob, values, entropy)
