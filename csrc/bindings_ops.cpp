@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "common/check.h"
 #include "ops/ops.h"
 
 namespace py = pybind11;
@@ -64,6 +65,9 @@ Scalar scalar(Arguments& a, const std::string& name) {
 }
 
 PpoLossArgs ppo_loss_args(Arguments& a) {
+  // A module older than the Python beside it must not write past the end.
+  const auto entries = a.get<std::int64_t>("entries");
+  MF_CHECK(entries == kLossStats, "entries: expected ", static_cast<int>(kLossStats), " statistics, got ", entries);
   PpoLossArgs args{};
   args.log_prob = a.array<const float>("log_prob");
   args.old_log_prob = a.array<const float>("old_log_prob");

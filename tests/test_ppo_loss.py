@@ -321,6 +321,35 @@ def test_scalars_may_be_tensors(on):
     assert torch.equal(numbers[0], tensors[0]) and torch.equal(numbers[2]["log_prob"], tensors[2]["log_prob"])
 
 
+def test_inside_a_compiled_function(on):
+    arrays, config = {name: a.to(on[1]) for name, a in make((300,)).items()}, PPOLossConfig(kl_coef=0.1)
+    mask = arrays["mask"]
+
+    def loss(scale):
+        values = arrays["values"] * scale
+        given = {**arrays, "values": values, "log_prob": arrays["log_prob"] * scale}
+        return ppo_loss(**given, denominator=mask.sum(), config=config)[0] * 2
+
+    scales = [torch.ones((), device=on[1], requires_grad=True) for _ in range(2)]
+    plain, compiled = loss(scales[0]), torch.compile(loss, backend="eager")(scales[1])
+    plain.backward()
+    compiled.backward()
+    assert compiled.item() == pytest.approx(plain.item(), rel=1e-6)
+    assert scales[1].grad.item() == pytest.approx(scales[0].grad.item(), rel=1e-6)
+
+
+def test_a_second_backward_is_refused_where_the_gradient_is_gone():
+    arrays = make((30,))
+    arrays["log_prob"].requires_grad_()
+    if dispatch.extension() is None:
+        pytest.skip("manus_fast._C is not built")
+    with dispatch.forced("cpu"):
+        loss, _ = ppo_loss(**arrays, denominator=10, config=PPOLossConfig())
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="backward was called twice"):
+        loss.backward()
+
+
 def test_the_specification_passes_gradcheck():
     arrays = {n: a.double() if a.is_floating_point() else a for n, a in make((5, 6), seed=2).items()}
     leaves = [arrays.pop(name).requires_grad_() for name in NEED_GRAD]

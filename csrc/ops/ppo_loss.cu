@@ -1,6 +1,6 @@
 // Policy-gradient loss on the GPU: loss, gradient and every statistic in one kernel that reads each input once.
 //
-// A fixed number of blocks walks the tokens, two neighbours a thread and step, all loads of a step in flight before
+// A fixed number of blocks walks the tokens, four neighbours a thread and step, all loads of a step in flight before
 // the first use. Sums stay in registers until a thread has seen all its tokens; then they meet in shared memory, and
 // the block that finishes last adds the blocks' partials in order. No atomics on floats: the same bits every time.
 #include <cuda_runtime.h>
@@ -16,8 +16,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kPack = 2;
-constexpr int kBlocksPerSm = 3;
+constexpr int kPack = 4;
+constexpr int kBlocksPerSm = 2;
 constexpr int kMaxBlocks = 1024;
 constexpr unsigned kAll = 0xffffffffu;
 

@@ -9,6 +9,7 @@ import torch
 from manus_fast.ops import dispatch
 
 
+@torch.compiler.disable  # a compiled function that calls it breaks its graph here and goes on after
 def gae(
     rewards: torch.Tensor,
     values: torch.Tensor,

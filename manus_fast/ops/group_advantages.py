@@ -12,6 +12,7 @@ KINDS = ("grpo", "dr_grpo", "rloo")
 UNITS = ("trajectory", "step")
 
 
+@torch.compiler.disable  # a compiled function that calls it breaks its graph here and goes on after
 def group_advantages(
     rewards: torch.Tensor,
     group: torch.Tensor,

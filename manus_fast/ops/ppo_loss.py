@@ -78,6 +78,7 @@ class PPOLossConfig:
         return self.clip_range if self.clip_range_high is None else self.clip_range_high
 
 
+@torch.compiler.disable  # a compiled function that calls it breaks its graph here and goes on after
 def ppo_loss(
     log_prob: torch.Tensor,
     old_log_prob: torch.Tensor,

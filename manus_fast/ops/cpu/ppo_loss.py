@@ -45,6 +45,7 @@ def launch_extension(function, arrays, *, mean, rstd, denominator, config, extra
         dual_clip=config.dual_clip or 0.0, value_clip=config.value_clip or 0.0, vf_coef=config.vf_coef,
         kl_coef=config.kl_coef, ent_coef=config.ent_coef, clip=CLIPS.index(config.clip),
         kl=KLS.index(config.kl), loss=loss.data_ptr(), stats=stats.data_ptr(),
+        entries=len(STAT_NAMES),
     )  # fmt: skip
     return loss, stats, list(gradients.values())
 
