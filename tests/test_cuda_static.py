@@ -12,6 +12,7 @@ SOURCES = sorted(INCLUDE.glob("**/*.cu"))
 SPILL = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not installed")
 @pytest.mark.parametrize("architecture", ["90a", "80"])
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)

@@ -2,7 +2,7 @@
 //
 // With x = gamma·V(next) + gamma·lam·A(next), what a token adds to its own reward, the advantage is r - v + x and
 // the previous token's x is gamma·lam·x + (gamma·v + gamma·lam·(r - v)): one affine recurrence, whose coefficients are
-// computed for a block of tokens in vector code. Only the recurrence itself is serial. Masked tokens leave x alone.
+// computed a block of tokens at a time. Only the recurrence itself is serial. Masked tokens leave x alone.
 #include <algorithm>
 #include <cstdint>
 #include <vector>
