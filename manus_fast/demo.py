@@ -18,6 +18,7 @@ from manus_fast.data.demonstrations import demonstrate
 from manus_fast.envs.base import Environment
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.finetune import FineTune, training_tasks
+from manus_fast.learn.schedules import Schedule, schedule
 from manus_fast.modeling.load import load_model
 from manus_fast.modeling.tiny import make_policy
 from manus_fast.player import Player, make_environment
@@ -80,8 +81,10 @@ def run(
     if control:
         began = time.monotonic()
         settings = config("control", after)
+        # The same learning rate, and enough epochs that only the time ends it: the warm-up is a share of them.
+        rate = Schedule(schedule(settings.sft.learning_rate, "sft.learning_rate").start, warmup=0.002)
         settings.sft = dataclasses.replace(
-            settings.sft, epochs=10_000, patience=None, time_limit=stages[-1].seconds, eval_every=200
+            settings.sft, epochs=1000, patience=None, time_limit=stages[-1].seconds, learning_rate=rate
         )
         FineTune(settings, environment=environment).run()
         measure("SFT continued", "control", time.monotonic() - began)

@@ -1,0 +1,85 @@
+"""The demo over several seeds: SFT, PPO from it, and a control that goes on with SFT for PPO's wall time.
+
+    python -m benchmarks.bench_demo --seeds 0 1 2 --json benchmarks/results/demo.json
+
+Every policy is measured on all of valid_unseen (layouts that training never shows), greedily, each task once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manus_fast.commands.common import find_config, prepare
+from manus_fast.demo import Stage, run
+from manus_fast.evaluate import compare
+from manus_fast.versions import git_commit
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--output_dir", default="runs/bench_demo", help="one folder a seed is made in it")
+    parser.add_argument("--json", default=None, help="where the rows go")
+    parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    prepare()
+    rows: list[dict[str, Any]] = []
+    for seed in arguments.seeds:
+        began = time.monotonic()
+        folder = Path(arguments.output_dir) / f"seed{seed}"
+        stages = run(
+            find_config(None, "demo_household"), folder, seed=seed, control=True, overrides=arguments.overrides
+        )
+        rows.append(_row(seed, stages, time.monotonic() - began))
+        print(json.dumps(rows[-1]), flush=True)
+    record = {
+        "command": f"python -m benchmarks.bench_demo --seeds {' '.join(map(str, arguments.seeds))}",
+        "commit": git_commit(),
+        "torch": torch.__version__,
+        "cpus": os.cpu_count(),
+        "rows": rows,
+        "mean": {name: _mean(rows, name) for name in ("sft", "ppo", "control", "ppo_minus_sft", "ppo_minus_control")},
+    }
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(record, indent=2) + "\n")
+    print("\nsuccess on valid_unseen, per cent")
+    print(f"{'seed':>6} {'SFT':>7} {'PPO':>7} {'control':>8} {'PPO-SFT':>8} {'PPO-control':>12}")
+    for row in [*rows, {"seed": "mean", **record["mean"]}]:
+        print(
+            f"{row['seed']:>6} {100 * row['sft']:7.1f} {100 * row['ppo']:7.1f} {100 * row['control']:8.1f} "
+            f"{100 * row['ppo_minus_sft']:8.1f} {100 * row['ppo_minus_control']:12.1f}"
+        )
+
+
+def _row(seed: int, stages: list[Stage], seconds: float) -> dict[str, Any]:
+    sft, ppo, control = stages
+    rates = {
+        name: stage.report.summary.success.rate for name, stage in zip(("sft", "ppo", "control"), stages, strict=True)
+    }
+    return {
+        "seed": seed,
+        "tasks": sft.report.summary.tasks,
+        **rates,
+        "ppo_minus_sft": rates["ppo"] - rates["sft"],
+        "ppo_minus_control": rates["ppo"] - rates["control"],
+        "ppo_against_sft": str(compare(sft.report, ppo.report)),
+        "ppo_against_control": str(compare(control.report, ppo.report)),
+        "seconds": {"sft": sft.seconds, "ppo": ppo.seconds, "control": control.seconds, "all": seconds},
+    }
+
+
+def _mean(rows: list[dict[str, Any]], name: str) -> float:
+    return statistics.fmean(row[name] for row in rows)
+
+
+if __name__ == "__main__":
+    main()
