@@ -80,6 +80,8 @@ def test_the_order_of_entries_does_not_matter(on):
 @pytest.mark.parametrize("kind", ["grpo", "dr_grpo", "rloo"])
 @pytest.mark.parametrize("entries", [0, 1, 7, 129, 1025])
 def test_against_float64(on, entries, kind):
+    if on == ("triton", "cpu") and entries > 200:
+        pytest.skip("slow in Triton's interpreter")
     g = torch.Generator().manual_seed(entries)
     rewards = torch.randn(entries, generator=g) * 3 + 100
     rewards[torch.rand(entries, generator=g) < 0.1] = math.nan
@@ -96,6 +98,8 @@ def group_advantages_f64(rewards, group, **options):
 
 
 def test_one_large_group(on):
+    if on == ("triton", "cpu"):
+        pytest.skip("slow in Triton's interpreter")
     rewards = torch.randn(5000, generator=torch.Generator().manual_seed(1))
     advantages = run(on, rewards, torch.zeros(5000, dtype=torch.int64))
     assert abs(advantages.mean().item()) < 1e-5 and advantages.std().item() == pytest.approx(1, abs=1e-4)
