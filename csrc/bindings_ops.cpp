@@ -116,6 +116,23 @@ GroupArgs group_args(Arguments& a) {
   return args;
 }
 
+SlotAttentionArgs slot_attention_args(Arguments& a) {
+  SlotAttentionArgs args{};
+  args.query = a.array<const float>("query");
+  args.keys = a.array<const float>("keys");
+  args.values = a.array<const float>("values");
+  args.slots = a.array<const std::int64_t>("slots");
+  args.lengths = a.array<const std::int64_t>("lengths");
+  args.n = a.get<std::int64_t>("n");
+  args.heads = a.get<std::int64_t>("heads");
+  args.group = a.get<std::int64_t>("group");
+  args.length = a.get<std::int64_t>("length");
+  args.dim = a.get<std::int64_t>("dim");
+  args.scale = a.get<float>("scale");
+  args.output = a.array<float>("output");
+  return args;
+}
+
 template <typename Args>
 void define(py::module_& module, const char* name, Args (*read)(Arguments&), void (*run)(const Args&)) {
   module.def(name, [read, run](const py::kwargs& given) {
@@ -159,6 +176,7 @@ void register_ops(py::module_& module) {
   define(module, "gae_cpu", &gae_args, &cpu::gae);
   define(module, "ppo_loss_cpu", &ppo_loss_args, &cpu::ppo_loss);
   define(module, "group_advantages_cpu", &group_args, &cpu::group_advantages);
+  define(module, "slot_attention_cpu", &slot_attention_args, &cpu::slot_attention);
 #if MF_BUILD_CUDA
   define_cuda(module, "gae_cuda", &gae_args, &cuda::gae);
   define_cuda(module, "ppo_loss_cuda", &ppo_loss_args, &cuda::ppo_loss);

@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from manus_fast.ops import dispatch
 from manus_fast.rollout.engine import Request, generate
 from manus_fast.rollout.engines.hf import HFEngine
 from manus_fast.rollout.engines.sampling import sample
@@ -29,7 +30,7 @@ def make_model(seed=0, **options):
     torch.manual_seed(seed)
     sizes = {
         "vocab_size": VOCAB,
-        "hidden_size": 32,
+        "hidden_size": 64,
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
@@ -73,19 +74,36 @@ def requests(count, **options):
     return [Request(i, prompt(3 + 5 * (i % 7), seed=i % 5), seed=100 + i, **options) for i in range(count)]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0, 1.9])
-def test_log_probs_equal_scoring_by_the_plain_model(temperature):
+# "auto" decodes with the compiled kernel where the head is a multiple of 16 wide, "reference" by padded SDPA
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.9])
+def test_log_probs_equal_scoring_by_the_plain_model(temperature, backend):
     asked = requests(20, temperature=temperature)
-    for request, completion in zip(asked, generate(make_engine(), asked), strict=True):
+    with dispatch.forced(backend):
+        done = generate(make_engine(), asked)
+    for request, completion in zip(asked, done, strict=True):
         check_scored(request, completion)
 
 
-@pytest.mark.parametrize("options", [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}])
-def test_head_layouts(options):
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("options", [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}, {"head_dim": 12}])
+def test_head_layouts(options, backend):
     model = make_model(**options)
     asked = requests(9)
-    for request, completion in zip(asked, generate(make_engine(model), asked), strict=True):
+    with dispatch.forced(backend):
+        done = generate(make_engine(model), asked)
+    for request, completion in zip(asked, done, strict=True):
         check_scored(request, completion, model)
+
+
+def test_few_running_slots_among_many():
+    """Padded decoding takes another way when most slots of the span are idle."""
+    engine = make_engine(max_slots=16)
+    asked = [Request(i, prompt(20, seed=i), seed=i, max_tokens=2 + 20 * (i == 15)) for i in range(16)]
+    with dispatch.forced("reference"):
+        done = generate(engine, asked)
+    for request, completion in zip(asked, done, strict=True):
+        check_scored(request, completion)
 
 
 def test_greedy_takes_the_best_token():
@@ -107,7 +125,7 @@ def test_completion_depends_on_its_request_only(temperature):
         for a, b in zip(expected, got, strict=True):
             assert a.id == b.id and a.finish_reason == b.finish_reason
             np.testing.assert_array_equal(a.ids, b.ids)
-            np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-5)
+            np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-4)
 
 
 def test_stops_on_end_ids_and_keeps_them():
@@ -122,7 +140,7 @@ def test_stops_on_end_ids_and_keeps_them():
 
 
 def test_limits():
-    engine = make_engine(ends=(58,), max_length=20)
+    engine = make_engine(ends=(57,), max_length=20)
     limited, room, full, over = generate(
         engine,
         [
@@ -257,7 +275,7 @@ def test_load_refuses_other_names_and_shapes():
     short.pop("model.norm.weight")
     with pytest.raises(ValueError, match=r"model\.norm\.weight"):
         engine.load(short.items(), 1)
-    with pytest.raises(ValueError, match=r"shape \[32\], got \[33\]"):
+    with pytest.raises(ValueError, match=r"shape \[64\], got \[33\]"):
         engine.load({**tensors, "model.norm.weight": torch.zeros(33)}.items(), 1)
     assert engine.version == 0
 

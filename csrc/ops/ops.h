@@ -89,10 +89,25 @@ struct GroupArgs {
   float* advantages;             // [E]
 };
 
+// One new token per sequence against a cache with one slot per sequence; query head g of a group shares the key head.
+constexpr std::int64_t kMaxHeadDim = 256;
+struct SlotAttentionArgs {
+  const float* query;            // [n, heads, group, dim]
+  const float* keys;             // [slots, heads, length, dim]
+  const float* values;           // the same
+  const std::int64_t* slots;     // [n]: where the sequence lies in the cache
+  const std::int64_t* lengths;   // [n]: how many of its tokens are seen, 1 to length
+  std::int64_t n, heads, group, length;
+  std::int64_t dim;              // a multiple of 16, at most kMaxHeadDim
+  float scale;
+  float* output;                 // [n, heads, group, dim]
+};
+
 namespace cpu {
 void gae(const GaeArgs& args);
 void ppo_loss(const PpoLossArgs& args);
 void group_advantages(const GroupArgs& args);
+void slot_attention(const SlotAttentionArgs& args);
 }  // namespace cpu
 
 #if MF_BUILD_CUDA

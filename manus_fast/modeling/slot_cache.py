@@ -12,6 +12,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from manus_fast.ops.slot_attention import kernel_takes, slot_attention
+
 # Lengths are rounded up to a multiple of this, so that kernels meet few shapes and CUDA's mask alignment holds.
 _BLOCK = 32
 
@@ -81,27 +83,11 @@ class SlotPlan:
             [decode_positions, *(np.arange(p.start, p.start + p.count) for p in prefills)]
         )
         self._where: dict[int, torch.Tensor] = {}
-        self._device = device
         self._masks = [_prefill_mask(p, device, dtype) for p in prefills]
-        if self.decodes:
-            self._plan_decode(decode, decode_positions, device, dtype)
-
-    def _plan_decode(self, slots: np.ndarray, positions: np.ndarray, device: torch.device, dtype: torch.dtype) -> None:
-        used = int(positions.max()) + 1
-        self._length = min(self.cache.length, -(-used // _BLOCK) * _BLOCK)
-        self._span = int(slots[-1]) + 1
-        # Reading the view costs the whole span, gathering costs a read, a write and a read of the slots in use.
-        self._gather = 3 * self.decodes < self._span
-        whole = self.decodes == self._span
-        self._slots = None if whole else torch.from_numpy(slots).to(device)
-        if whole or self._gather:
-            last = positions
-        else:
-            last = np.zeros(self._span, np.int64)  # a slot without a token sees position 0 and is dropped later
-            last[slots] = positions
-        seen = np.arange(self._length)[None, :] <= last[:, None]
-        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), float("-inf"))
-        self._decode_mask = mask.to(device)[:, None, None, :]
+        self._decode_slots, self._decode_positions = decode, decode_positions
+        self._device, self._dtype = device, dtype
+        self._seen: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._padded: _PaddedDecode | None = None
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
@@ -142,15 +128,50 @@ class SlotPlan:
     ) -> torch.Tensor:
         """query [Hq, n, D] -> [n, Hq, D]; the query heads of a group become the rows of one small matrix."""
         query = query.transpose(0, 1).unflatten(1, (keys.shape[1], -1))
+        dim = query.shape[-1]
+        if kernel_takes(self._device, self._dtype, dim) and values.shape[-1] == dim:
+            if self._seen is None:
+                self._seen = (torch.from_numpy(self._decode_slots), torch.from_numpy(self._decode_positions + 1))
+            output = slot_attention(query.contiguous(), keys, values, *self._seen, scale or dim**-0.5)
+        else:
+            if self._padded is None:
+                slots, positions = self._decode_slots, self._decode_positions
+                self._padded = _PaddedDecode(slots, positions, self.cache.length, self._device, self._dtype)
+            output = self._padded(query, keys, values, scale)
+        return output.flatten(1, 2)
+
+
+class _PaddedDecode:
+    """Decoding by SDPA with a mask, over a view of the cache: for devices and dtypes without the kernel."""
+
+    def __init__(self, slots: np.ndarray, positions: np.ndarray, most: int, device: torch.device, dtype: torch.dtype):
+        used = int(positions.max()) + 1
+        self._length = min(most, -(-used // _BLOCK) * _BLOCK)
+        self._span = int(slots[-1]) + 1
+        # Reading the view costs the whole span, gathering costs a read, a write and a read of the slots in use.
+        self._gather = 3 * len(slots) < self._span
+        whole = len(slots) == self._span
+        self._slots = None if whole else torch.from_numpy(slots).to(device)
+        if whole or self._gather:
+            last = positions
+        else:
+            last = np.zeros(self._span, np.int64)  # a slot without a token sees position 0 and is dropped later
+            last[slots] = positions
+        seen = np.arange(self._length)[None, :] <= last[:, None]
+        mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), float("-inf"))
+        self._mask = mask.to(device)[:, None, None, :]
+
+    def __call__(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float | None
+    ) -> torch.Tensor:
+        """query [n, Hkv, G, D] -> [n, Hkv, G, D]."""
         k, v = keys[: self._span, :, : self._length], values[: self._span, :, : self._length]
         if self._gather:
             k, v = k[self._slots], v[self._slots]
         elif self._slots is not None:
             query = query.new_zeros(self._span, *query.shape[1:]).index_copy_(0, self._slots, query)
-        output = F.scaled_dot_product_attention(query, k, v, attn_mask=self._decode_mask, scale=scale)
-        if self._slots is not None and not self._gather:
-            output = output[self._slots]
-        return output.flatten(1, 2)
+        output = F.scaled_dot_product_attention(query, k, v, attn_mask=self._mask, scale=scale)
+        return output if self._slots is None or self._gather else output[self._slots]
 
 
 def _prefill_mask(prefill: Prefill, device: torch.device, dtype: torch.dtype) -> torch.Tensor | None:

@@ -48,13 +48,17 @@ TABLE: dict[str, dict[str, str]] = {
         "cpu": "manus_fast.ops.cpu.group_advantages:group_advantages",
         "triton": "manus_fast.ops.triton.group_advantages:group_advantages",
     },
+    "slot_attention": {
+        "reference": "manus_fast.ops.reference:slot_attention",
+        "cpu": "manus_fast.ops.cpu.slot_attention:slot_attention",
+    },
 }
 
 # `auto` on a device takes the first of these that the op has and the machine can run.
 PREFERENCE = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton", "reference")}
 
 # Backends written in terms of the compiled extension; the other "cpu" implementations are plain torch.
-NEEDS_EXTENSION = {("gae", "cpu"), ("ppo_loss", "cpu"), ("group_advantages", "cpu")}
+NEEDS_EXTENSION = {("gae", "cpu"), ("ppo_loss", "cpu"), ("group_advantages", "cpu"), ("slot_attention", "cpu")}
 
 _forced: list[str] = []
 
