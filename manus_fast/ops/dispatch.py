@@ -108,6 +108,8 @@ def missing(op: str, backend: str, device: torch.device | str, dtype: torch.dtyp
         return f"it takes CPU tensors and the tensors are on {kind}"
     if ((op, backend) in NEEDS_EXTENSION or backend == "cuda") and extension() is None:
         return "the extension manus_fast._C is not built (pip install .)"
+    if (op, backend) in NEEDS_EXTENSION and not hasattr(extension(), f"{op}_cpu"):
+        return "manus_fast._C was built from an older source (build it again)"
     if backend == "cuda":
         if not extension().build["cuda"]:
             return "manus_fast._C was built without CUDA (rebuild with MF_CUDA=ON)"
