@@ -33,7 +33,10 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr int kHiddenBytes = kTokens * kDepth * 2;
 constexpr int kWeightBytes = kVocabulary * kDepth * 2;
 constexpr int kStageBytes = kHiddenBytes + kWeightBytes;
-constexpr int kSharedBytes = kStages * kStageBytes + 2 * kStages * 8 + 1024;  // 1024: to align the first stage
+constexpr int kBoxBytes = 64 * 128;              // 64 rows × 64 bf16 of output
+constexpr int kStagingBytes = 2 * 2 * kBoxBytes;  // two boxes for each of two warpgroups
+constexpr int kAlignment = 1024;  // of stages and boxes, for the swizzle
+constexpr int kSharedBytes = kStages * kStageBytes + kStagingBytes + 2 * kStages * 8 + kAlignment;
 
 enum class Mode { statistics, statistics_and_logits, gradient };
 
@@ -49,8 +52,6 @@ struct TileArgs {
   const float* grad_log_prob;
   const float* grad_entropy;
   const float* entropy;
-  __nv_bfloat16* out;
-  std::int64_t out_stride;
   int token_pairs, vocabulary_tiles, group;
 };
 
@@ -106,28 +107,43 @@ __device__ __forceinline__ void row_statistics(const float (&z)[128], float scal
   weighted = quad_sum(weights[0] + weights[1]);
 }
 
-// Writes one row of each quad (`Half` as above) as bf16, 32 contiguous bytes a row and store: neighbouring threads first
-// swap, so that each holds four columns.
-template <int Half>
-__device__ __forceinline__ void store_row(const float (&z)[128], const TileArgs& args, int row, int column0, int lane) {
-  const bool odd = lane & 1;
-  // After the swap an even thread holds block i, an odd one block i + 1; threads 0, 1 its columns 0-3, 2, 3 its 4-7.
-  const int column = column0 + (odd ? 8 : 0) + (lane & 2) * 2;
-  const int columns_left = row < args.tokens ? args.vocabulary - column : 0;
-  __nv_bfloat16* line = args.out + row * args.out_stride + column;
+__device__ __forceinline__ std::uint32_t pack(float low, float high) {
+  const __nv_bfloat162 two = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const std::uint32_t*>(&two);
+}
+
+// Writes a warpgroup's 64 × 256 numbers as bf16 through `staging`: two halves of 128 columns, each as two boxes of 64
+// rows × 128 bytes in the copy engine's 128-byte swizzle. `warpgroup` names the barrier.
+__device__ __forceinline__ void store_tile(const float (&z)[128], std::uint8_t* staging, const CUtensorMap* map, int x,
+                                           int y, int warpgroup, int thread) {
+  const int lane = thread & 31;
+  // Matrices of one store_matrices: 0, 1 rows 0-7 and 8-15 of block i; 2, 3 the same of block i + 1.
+  const int row = (thread >> 5) * 16 + ((lane >> 3) & 1) * 8 + (lane & 7);
+  const std::uint32_t line = sm90::shared_address(staging) + row * 128;
+  const int next = lane >> 4;
 #pragma unroll
-  for (int i = 0; i < 32; i += 2) {
-    const __nv_bfloat162 a = __floats2bfloat162_rn(z[i * 4 + Half * 2], z[i * 4 + Half * 2 + 1]);
-    const __nv_bfloat162 b = __floats2bfloat162_rn(z[i * 4 + 4 + Half * 2], z[i * 4 + 4 + Half * 2 + 1]);
-    const std::uint32_t own_a = *reinterpret_cast<const std::uint32_t*>(&a);
-    const std::uint32_t own_b = *reinterpret_cast<const std::uint32_t*>(&b);
-    const std::uint32_t other = __shfl_xor_sync(0xffffffffu, odd ? own_a : own_b, 1);
-    const uint2 four = odd ? make_uint2(other, own_b) : make_uint2(own_a, other);
-    if (i * 8 < columns_left) *reinterpret_cast<uint2*>(line + i * 8) = four;
+  for (int side = 0; side < 2; ++side) {
+    if (thread == 0) sm90::store_wait();
+    sm90::named_sync(2 + warpgroup, 128);
+#pragma unroll
+    for (int block = 0; block < 16; block += 2) {
+      const int i = (side * 16 + block) * 4;
+      const std::uint32_t address =
+          line + (block / 8) * kBoxBytes + ((((block & 7) + next) ^ (row & 7)) << 4);
+      sm90::store_matrices(address, pack(z[i], z[i + 1]), pack(z[i + 2], z[i + 3]), pack(z[i + 4], z[i + 5]),
+                           pack(z[i + 6], z[i + 7]));
+    }
+    sm90::copy_fence();
+    sm90::named_sync(2 + warpgroup, 128);
+    if (thread == 0) {
+      sm90::store_box(map, x + side * 128, y, staging);
+      sm90::store_box(map, x + side * 128 + 64, y, staging + kBoxBytes);
+      sm90::store_commit();
+    }
   }
 }
 
-// Turns one row's logits into their gradient and writes it.
+// Turns one row's logits into their gradient.
 template <int Half>
 __device__ __forceinline__ void row_gradient(float (&z)[128], const TileArgs& args, int row, int column0, int lane) {
   const bool inside = row < args.tokens;
@@ -162,7 +178,6 @@ __device__ __forceinline__ void row_gradient(float (&z)[128], const TileArgs& ar
       }
     }
   }
-  store_row<Half>(z, args, row, column0, lane);
 }
 
 // One row's statistics, and its target's logit where this tile holds it.
@@ -193,17 +208,18 @@ __device__ __forceinline__ void row_forward(const float (&z)[128], const TileArg
 }
 
 template <Mode M>
-__device__ __forceinline__ void finish_tile(float (&z)[128], const TileArgs& args, int row, int vocabulary_tile,
-                                            int lane) {
+__device__ __forceinline__ void finish_tile(float (&z)[128], const TileArgs& args, const CUtensorMap* out_map,
+                                            std::uint8_t* staging, int row0, int vocabulary_tile, int warpgroup,
+                                            int thread) {
+  const int lane = thread & 31;
+  const int row = row0 + (thread >> 5) * 16 + (lane >> 2);
   const int column0 = vocabulary_tile * kVocabulary;
   if constexpr (M == Mode::gradient) {
     row_gradient<0>(z, args, row, column0, lane);
     row_gradient<1>(z, args, row + 8, column0, lane);
-  } else {
-    if constexpr (M == Mode::statistics_and_logits) {
-      store_row<0>(z, args, row, column0, lane);
-      store_row<1>(z, args, row + 8, column0, lane);
-    }
+  }
+  if constexpr (M != Mode::statistics) store_tile(z, staging, out_map, column0, row0, warpgroup, thread);
+  if constexpr (M != Mode::gradient) {
     if (column0 + kVocabulary > args.vocabulary) {
 #pragma unroll
       for (int i = 0; i < 128; ++i) {
@@ -220,11 +236,11 @@ __device__ __forceinline__ void finish_tile(float (&z)[128], const TileArgs& arg
 template <Mode M>
 __global__ void __launch_bounds__(kThreads, 1)
     logit_tiles_kernel(const __grid_constant__ CUtensorMap hidden_map, const __grid_constant__ CUtensorMap weight_map,
-                       const TileArgs args) {
+                       const __grid_constant__ CUtensorMap out_map, const TileArgs args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ std::uint8_t raw[];
-  std::uint8_t* stages = reinterpret_cast<std::uint8_t*>((reinterpret_cast<std::uintptr_t>(raw) + 1023) & ~1023ull);
-  std::uint64_t* filled = reinterpret_cast<std::uint64_t*>(stages + kStages * kStageBytes);
+  std::uint8_t* stages = reinterpret_cast<std::uint8_t*>((reinterpret_cast<std::uintptr_t>(raw) + kAlignment - 1) & ~std::uintptr_t{kAlignment - 1});
+  std::uint64_t* filled = reinterpret_cast<std::uint64_t*>(stages + kStages * kStageBytes + kStagingBytes);
   std::uint64_t* emptied = filled + kStages;
   const int group = threadIdx.x / 128;
   const std::uint32_t rank = sm90::cluster_rank();
@@ -269,8 +285,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     sm90::more_registers<232>();
     const int half = group - 1;
     const int thread = threadIdx.x - group * 128;
-    const int lane = thread & 31;
-    const int row_in_block = half * 64 + (thread >> 5) * 16 + (lane >> 2);
+    std::uint8_t* staging = stages + kStages * kStageBytes + half * 2 * kBoxBytes;
     // With few steps a tile the first warpgroup could be two tiles ahead, which the named barrier cannot count.
     const bool staggered = args.depth_steps > kStages + kLag;
     float z[128];
@@ -300,8 +315,10 @@ __global__ void __launch_bounds__(kThreads, 1)
       }
       sm90::product_wait<0>();
       if (thread < kBlocks) sm90::barrier_arrive_at(&emptied[previous], thread);
-      finish_tile<M>(z, args, (token_pair * kBlocks + rank) * kTokens + row_in_block, vocabulary_tile, lane);
+      finish_tile<M>(z, args, &out_map, staging, (token_pair * kBlocks + rank) * kTokens + half * 64, vocabulary_tile,
+                     half, thread);
     }
+    if (M != Mode::statistics && thread == 0) sm90::store_wait();
   }
   sm90::cluster_sync();  // a block must not leave while the other may still signal it
 #endif
@@ -363,20 +380,20 @@ EncodeTiled encode_tiled() {
   static const EncodeTiled function = [] {
     void* pointer = nullptr;
     cudaDriverEntryPointQueryResult result;
-    MF_CUDA_CHECK("logit_tiles",
-                  cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &pointer, 12000, cudaEnableDefault, &result));
-    if (pointer == nullptr) throw std::runtime_error("CUDA kernel logit_tiles: the driver lacks cuTensorMapEncodeTiled");
+    MF_CUDA_CHECK("logit_tiles", cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &pointer, 12000,
+                                                                  cudaEnableDefault, &result));
+    if (pointer == nullptr) throw std::runtime_error("CUDA kernel logit_tiles: no cuTensorMapEncodeTiled in the driver");
     return reinterpret_cast<EncodeTiled>(pointer);
   }();
   return function;
 }
 
-// A map over a bf16 matrix [rows, columns] in boxes of `box_rows` × kDepth; what lies outside reads as 0.
+// A map over a bf16 matrix [rows, columns] in boxes of `box_rows` × 64 columns; what lies outside reads as 0.
 CUtensorMap matrix_map(const void* data, std::int64_t rows, std::int64_t columns, std::int64_t stride, int box_rows) {
   CUtensorMap map;
   const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(stride) * 2};
-  const cuuint32_t box[2] = {kDepth, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t steps[2] = {1, 1};
   const CUresult status = encode_tiled()(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), sizes,
                                          strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
@@ -406,8 +423,6 @@ void launch(const LogitTileArgs& args) {
   tile.grad_log_prob = args.grad_log_prob;
   tile.grad_entropy = args.grad_entropy;
   tile.entropy = args.entropy;
-  tile.out = static_cast<__nv_bfloat16*>(args.out);
-  tile.out_stride = args.out_stride;
   tile.token_pairs = ceil_div(args.tokens, kTokens * kBlocks);
   tile.vocabulary_tiles = ceil_div(args.vocabulary, kVocabulary);
   // Hidden states of one group: about 12 MB, a share of the L2 that the weight tiles streaming past leave alone.
@@ -420,6 +435,8 @@ void launch(const LogitTileArgs& args) {
   const CUtensorMap hidden = matrix_map(args.hidden, args.tokens, args.width, args.hidden_stride, kTokens);
   const CUtensorMap weight =
       matrix_map(args.weight, args.vocabulary, args.width, args.weight_stride, kVocabulary / kBlocks);
+  // Without an output the map is not used, only passed.
+  const CUtensorMap out = args.out ? matrix_map(args.out, args.tokens, args.vocabulary, args.out_stride, 64) : weight;
   const std::int64_t pairs = static_cast<std::int64_t>(tile.token_pairs) * tile.vocabulary_tiles;
   const int clusters = static_cast<int>(std::min<std::int64_t>(multiprocessors / kBlocks, pairs));
   cudaLaunchAttribute cluster{};
@@ -434,7 +451,7 @@ void launch(const LogitTileArgs& args) {
   config.stream = static_cast<cudaStream_t>(args.stream);
   config.attrs = &cluster;
   config.numAttrs = 1;
-  MF_CUDA_CHECK("logit_tiles", cudaLaunchKernelEx(&config, logit_tiles_kernel<M>, hidden, weight, tile));
+  MF_CUDA_CHECK("logit_tiles", cudaLaunchKernelEx(&config, logit_tiles_kernel<M>, hidden, weight, out, tile));
 }
 
 }  // namespace

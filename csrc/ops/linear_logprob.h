@@ -28,7 +28,7 @@ struct LogitTileArgs {
   const float* grad_entropy;
   const float* entropy;
   void* out;                // bf16 [N, V]: logits (forward) or their gradient (gradient)
-  std::int64_t out_stride;  // a multiple of 8, >= V rounded up to 4
+  std::int64_t out_stride;  // a multiple of 8
   void* stream;
 };
 

@@ -135,7 +135,7 @@ class _LinearLogprob(torch.autograd.Function):
         grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
         products = tiled.GradientProducts(hidden, weight, *ctx.needs_input_grad[:2], len(ctx.slices))
         kept, ctx.kept = ctx.kept, {}  # used up by this pass
-        scratch = None
+        tile = scratch = None
         # The Triton kernel counts from the target's logit.
         relative = log_total - target_logit * (LOG2E.value * ctx.inverse if scales is None else LOG2E.value / scales)
         for index, (first, last) in enumerate(ctx.slices):
@@ -170,6 +170,7 @@ class _LinearLogprob(torch.autograd.Function):
                     stream=stream,
                 )
             products.add(tile, first, last)
+        del tile, scratch  # before the result is converted: the peak is here
         return (*products.results(), None, None, None)
 
 

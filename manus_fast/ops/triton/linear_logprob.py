@@ -24,9 +24,9 @@ from manus_fast.ops.triton.logprob import (
 
 # Forward tile: tokens × vocabulary, so that the logits stay in the L2 between the product and the reduction.
 FORWARD_TOKENS = 4096
-FORWARD_VOCABULARY = 4096
+FORWARD_VOCABULARY = 8192
 # Backward tile over all tokens: one tile of logits, in bytes.
-BACKWARD_BYTES = 264 << 20
+BACKWARD_BYTES = 220 << 20
 # "auto" keeps logits for the backward in at most this share of the device memory that is free.
 KEEP_SHARE = 0.25
 
@@ -168,8 +168,8 @@ def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 def slice_width(rows: int, itemsize: int) -> int:
     """Words in a backward slice of the vocabulary, such that its logits take at most BACKWARD_BYTES.
 
-    A multiple of 2816 = 22·128 where that many fit: with 128-row output tiles and a hidden width of 6 or 14 tiles of 256
-    columns, the product for a slice of the weight's gradient then fills 132 multiprocessors a whole number of times.
+    A multiple of 2816 = 22·128 where that many fit: with output tiles of 128 × 256 and H = 1536, 6 of them wide, the
+    product for a slice of the weight's gradient then fills 132 multiprocessors a whole number of times.
     """
     step = max(1, BACKWARD_BYTES // max(1, rows * itemsize))
     for multiple in (2816, 128):
@@ -203,29 +203,37 @@ def gradient_in_place(
     tile, first, bias, target, temperature, number, per_row, softcap,
     grad_log_prob, grad_entropy, entropy, z_target, log_total,
 ):  # fmt: skip
-    """Turns a slice of products `[N, C]`, from word `first` on, into the gradient with respect to them."""
+    """Turns a slice of products `[N, C]`, from word `first` on, into the gradient with respect to them, and returns it.
+
+    For fp16 it comes back as bf16 in the same memory: a probability of 1e-6 times an upstream gradient of a mean over
+    tokens is below what fp16 can hold.
+    """
     n, span = tile.shape
-    block = min(4096, triton.next_power_of_2(span))
+    out = tile.view(torch.bfloat16) if tile.dtype == torch.float16 else tile
+    block = min(1024, triton.next_power_of_2(span))
     blocks = triton.cdiv(span, block)
     _tile_gradient_kernel[(n * blocks,)](
         tile, tile.stride(0), tile if bias is None else bias, target, temperature, 1.0 / number,
         1.0 if softcap is None else float(softcap),
         grad_log_prob, entropy if grad_entropy is None else grad_entropy, entropy, z_target, log_total,
-        tile, tile.stride(0), first, span, blocks,
+        out, out.stride(0), first, span, blocks,
         PER_ROW=per_row, ENTROPY=grad_entropy is not None, BIAS=bias is not None, CAP=softcap is not None,
-        BLOCK=block, num_warps=4,
+        BLOCK=block, num_warps=1,
     )  # fmt: skip
+    return out
 
 
 class GradientProducts:
     """Gradients of hidden and weight, summed from slices of the gradient with respect to the logits.
 
     Each slice of the weight's gradient is one product over all tokens, written once. That of hidden is summed over
-    slices in float32, or is one product when there is one slice.
+    slices in float32, or is one product when there is one slice. For fp16 the products are made in bf16.
     """
 
     def __init__(self, hidden, weight, need_hidden: bool, need_weight: bool, count: int):
-        self.hidden, self.weight, self.alone = hidden, weight, count == 1
+        self.half = hidden.dtype == torch.float16
+        self.hidden, self.weight, self.dtype = hidden.bfloat16() if self.half else hidden, weight, hidden.dtype
+        self.alone = count == 1 and not self.half
         self.need_hidden = need_hidden
         make = torch.empty if count and hidden.shape[0] else torch.zeros
         self.grad_weight = make(weight.shape, dtype=weight.dtype, device=weight.device) if need_weight else None
@@ -237,15 +245,18 @@ class GradientProducts:
     def add(self, tile, first: int, last: int) -> None:
         """Takes in the slice `[N, last - first]`."""
         if self.grad_weight is not None:
-            torch.mm(tile.T, self.hidden, out=self.grad_weight[first:last])
+            if self.half:
+                self.grad_weight[first:last] = tile.T @ self.hidden
+            else:
+                torch.mm(tile.T, self.hidden, out=self.grad_weight[first:last])
         if self.need_hidden and self.alone:
             torch.mm(tile, self.weight, out=self.grad_hidden)
         elif self.need_hidden:
-            add_product(self.grad_hidden, tile, self.weight[first:last])
+            add_product(self.grad_hidden, tile, self.weight[first:last].to(tile.dtype))
 
     def results(self):
         """(gradient of hidden, gradient of weight), None where not needed."""
-        return None if self.grad_hidden is None else self.grad_hidden.to(self.hidden.dtype), self.grad_weight
+        return None if self.grad_hidden is None else self.grad_hidden.to(self.dtype), self.grad_weight
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -315,7 +326,7 @@ class _LinearLogprob(torch.autograd.Function):
         grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
         products = GradientProducts(hidden, weight, need_hidden, need_weight, len(ctx.slices))
         grad_bias = torch.zeros_like(bias) if need_bias else None
-        scratch = None
+        tile = scratch = None
         # Used up by this pass, and freed on the way; a second pass through the same graph makes the logits again.
         kept, ctx.kept = ctx.kept, {}
         for index, (first, last) in enumerate(ctx.slices):
@@ -326,13 +337,14 @@ class _LinearLogprob(torch.autograd.Function):
                     scratch = torch.empty(n * span, dtype=hidden.dtype, device=hidden.device)
                 tile = scratch[: n * span].view(n, span)
                 torch.mm(hidden, weight[first:last].T, out=tile)
-            gradient_in_place(
+            tile = gradient_in_place(
                 tile, first, bias, target, pointer, number, per_row, ctx.softcap,
                 grad_log_prob, grad_entropy, entropy, z_target, log_total,
             )  # fmt: skip
             products.add(tile, first, last)
             if need_bias:
                 grad_bias[first:last] = tile.sum(0, dtype=torch.float32)
+        del tile, scratch  # before the result is converted: the peak is here
         return (*products.results(), grad_bias, None, None, None, None)
 
 
