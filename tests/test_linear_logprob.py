@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tolerances import GRADIENT_ERROR, assert_close, relative_error
+from tolerances import GRADIENT_ERROR, TOLERANCES, assert_close, relative_error
 
 from manus_fast.ops import dispatch, linear_logprob, logprob, reference
 
@@ -50,11 +50,20 @@ def run(function, case, dtype=None, need=("hidden", "weight", "bias"), use_bias=
     return *values, *(leaves[name].grad for name in ("hidden", "weight", "bias"))
 
 
-def check(got, want, dtype):
-    """Values and gradients of a run against the float64 reference."""
-    assert_close(got[0], want[0], dtype)
-    if want[1] is not None:
-        assert_close(got[1], want[1], dtype)
+def check(got, want, dtype, case=None):
+    """Values and gradients of a run against the float64 reference.
+
+    Where logits may be rounded to fp16 or bf16, values may be twice as far off as PyTorch's own with such logits.
+    """
+    slack = 0.0
+    if case is not None and dtype != torch.float32:
+        logits = case["hidden"] @ case["weight"].T + case["bias"]
+        rounded = reference.logprob(logits.double(), case["target"], temperature=case["temperature"].double())
+        slack = 2 * max(float((r - w).abs().max()) for r, w in zip(rounded, want[:2], strict=True))
+    for out, expected in zip(got[:2], want[:2], strict=True):
+        if expected is not None:
+            rtol, atol = TOLERANCES[torch.float32 if case is None else dtype]
+            torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=max(atol, slack))
     for out, expected in zip(got[2:], want[2:], strict=True):
         assert (out is None) == (expected is None)
         if out is not None:
@@ -73,7 +82,7 @@ def test_matches_float64(backend, dtype, shape, mode):
     want = run(reference.linear_logprob, case, torch.float64, temperature=case["temperature"])
     with dispatch.forced(backend):
         got = run(linear_logprob, case, temperature=case["temperature"], mode=mode)
-    check(got, want, dtype)
+    check(got, want, dtype, case)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

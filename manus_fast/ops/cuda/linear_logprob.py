@@ -19,6 +19,10 @@ from manus_fast.ops.triton import linear_logprob as tiled
 from manus_fast.ops.triton.logprob import LOG2E
 
 TILE_VOCABULARY = 256
+# With all logits kept and H at least this, their gradient is made in parts of OVERLAP_WORDS beside the products. At
+# H = 1536 the products of a part are too short to hide anything.
+OVERLAP_WIDTH = 2048
+OVERLAP_WORDS = 16896
 
 
 @functools.cache
@@ -57,6 +61,22 @@ def _slices(rows: int, vocabulary: int, keep_all: bool) -> list[tuple[int, int]]
 def _logit_buffer(rows: int, columns: int, device) -> torch.Tensor:
     """bf16 `[rows, columns]` whose rows start at multiples of 8 elements."""
     return torch.empty(rows, (columns + 7) // 8 * 8, dtype=torch.bfloat16, device=device)[:, :columns]
+
+
+def _overlapped(tile, products, turn_into_gradient) -> None:
+    """All logits `[N, V]` were kept: their gradient is made a part ahead, on the second stream, of the products."""
+    main = torch.cuda.current_stream(tile.device)
+    vocabulary = tile.shape[1]
+    parts = [(i, min(i + OVERLAP_WORDS, vocabulary)) for i in range(0, vocabulary, OVERLAP_WORDS)]
+    turn_into_gradient(tile[:, : parts[0][1]], 0)
+    for (first, last), following in zip(parts, [*parts[1:], None], strict=True):
+        if following is not None:
+            products.side.wait_stream(main)
+            with torch.cuda.stream(products.side):
+                turn_into_gradient(tile[:, following[0] : following[1]], following[0])
+        products.add_to_weight(tile[:, first:last], first, last)
+        main.wait_stream(products.side)
+    products.add_to_hidden(tile, 0, vocabulary)
 
 
 class _LinearLogprob(torch.autograd.Function):
@@ -135,20 +155,31 @@ class _LinearLogprob(torch.autograd.Function):
         grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
         products = tiled.GradientProducts(hidden, weight, *ctx.needs_input_grad[:2], len(ctx.slices))
         kept, ctx.kept = ctx.kept, {}  # used up by this pass
-        tile = scratch = None
         # The Triton kernel counts from the target's logit.
         relative = log_total - target_logit * (LOG2E.value * ctx.inverse if scales is None else LOG2E.value / scales)
+
+        def turn_into_gradient(tile, first):
+            tiled.gradient_in_place(
+                tile, first, None, target, log_total if scales is None else scales, 1.0 / ctx.inverse,
+                scales is not None, None, grad_log_prob, grad_entropy, entropy, target_logit, relative,
+            )  # fmt: skip
+
+        tile, buffers = None, {}
         for index, (first, last) in enumerate(ctx.slices):
+            slot = index % tiled.BUFFERS
             tile = kept.pop(index, None)
+            if tile is not None and len(ctx.slices) == 1 and products.side is not None and width >= OVERLAP_WIDTH:
+                _overlapped(tile, products, turn_into_gradient)
+                continue
             if tile is not None:
-                tiled.gradient_in_place(
-                    tile, first, None, target, (log_total if scales is None else scales), 1.0 / ctx.inverse,
-                    scales is not None, None, grad_log_prob, grad_entropy, entropy, target_logit, relative,
-                )  # fmt: skip
+                turn_into_gradient(tile, first)
+                products.add(tile, first, last, slot)
+                products.wait(slot)  # before the tile is freed
             else:
-                if scratch is None:
-                    scratch = _logit_buffer(n, last - first, hidden.device)
-                tile = scratch[:, : last - first]
+                products.wait(slot)
+                if slot not in buffers:
+                    buffers[slot] = _logit_buffer(n, last - first, hidden.device)
+                tile = buffers[slot][:, : last - first]
                 core.logit_gradient(
                     hidden=_pointer(hidden),
                     hidden_stride=hidden.stride(0),
@@ -169,8 +200,10 @@ class _LinearLogprob(torch.autograd.Function):
                     out_stride=tile.stride(0),
                     stream=stream,
                 )
-            products.add(tile, first, last)
-        del tile, scratch  # before the result is converted: the peak is here
+                products.add(tile, first, last, slot)
+        for slot in buffers:
+            products.wait(slot)
+        del tile, buffers  # before the result is converted: the peak is here
         return (*products.results(), None, None, None)
 
 

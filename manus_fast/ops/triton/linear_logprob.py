@@ -7,6 +7,8 @@ a tile's logits are made again (or were kept), turned into their gradient in pla
 weight's gradient is one product over all tokens, written once; the gradient of hidden is summed over tiles in float32.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -27,6 +29,10 @@ FORWARD_TOKENS = 4096
 FORWARD_VOCABULARY = 8192
 # Backward tile over all tokens: one tile of logits, in bytes.
 BACKWARD_BYTES = 220 << 20
+# Slices in flight in the backward: with 2, the next slice's gradient is made while the last products still run.
+BUFFERS = 1
+# Whether the two products of a slice run on two streams, each filling the multiprocessors that the other's end leaves.
+TWO_STREAMS = True
 # "auto" keeps logits for the backward in at most this share of the device memory that is free.
 KEEP_SHARE = 0.25
 
@@ -223,6 +229,12 @@ def gradient_in_place(
     return out
 
 
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The second stream that backward passes on `device` use."""
+    return torch.cuda.Stream(device)
+
+
 class GradientProducts:
     """Gradients of hidden and weight, summed from slices of the gradient with respect to the logits.
 
@@ -238,24 +250,48 @@ class GradientProducts:
         make = torch.empty if count and hidden.shape[0] else torch.zeros
         self.grad_weight = make(weight.shape, dtype=weight.dtype, device=weight.device) if need_weight else None
         self.grad_hidden = None
+        two = TWO_STREAMS and hidden.is_cuda and need_hidden and need_weight
+        self.side = side_stream(hidden.device) if two else None
+        self.done = {}
         if need_hidden:
             dtype = hidden.dtype if self.alone else torch.float32
             self.grad_hidden = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
 
-    def add(self, tile, first: int, last: int) -> None:
-        """Takes in the slice `[N, last - first]`."""
-        if self.grad_weight is not None:
-            if self.half:
-                self.grad_weight[first:last] = tile.T @ self.hidden
-            else:
-                torch.mm(tile.T, self.hidden, out=self.grad_weight[first:last])
-        if self.need_hidden and self.alone:
-            torch.mm(tile, self.weight, out=self.grad_hidden)
+    def wait(self, slot: int) -> None:
+        """Has the current stream wait until the products that read buffer `slot` are done."""
+        if slot in self.done:
+            torch.cuda.current_stream(self.hidden.device).wait_event(self.done.pop(slot))
+
+    def add(self, tile, first: int, last: int, slot: int = 0) -> None:
+        """Takes in the slice `[N, last - first]`, which stands in buffer `slot`."""
+        if self.side is not None:
+            self.side.wait_stream(torch.cuda.current_stream(self.hidden.device))
+            with torch.cuda.stream(self.side):
+                self.add_to_hidden(tile, first, last)
+            self.done[slot] = self.side.record_event()
         elif self.need_hidden:
+            self.add_to_hidden(tile, first, last)
+        if self.grad_weight is not None:
+            self.add_to_weight(tile, first, last)
+
+    def add_to_weight(self, tile, first: int, last: int) -> None:
+        """Writes the slice's rows of the weight's gradient."""
+        if self.half:
+            self.grad_weight[first:last] = tile.T @ self.hidden
+        else:
+            torch.mm(tile.T, self.hidden, out=self.grad_weight[first:last])
+
+    def add_to_hidden(self, tile, first: int, last: int) -> None:
+        """Adds the slice's part of the gradient of hidden."""
+        if self.alone:
+            torch.mm(tile, self.weight, out=self.grad_hidden)
+        else:
             add_product(self.grad_hidden, tile, self.weight[first:last].to(tile.dtype))
 
     def results(self):
         """(gradient of hidden, gradient of weight), None where not needed."""
+        for slot in list(self.done):
+            self.wait(slot)
         return None if self.grad_hidden is None else self.grad_hidden.to(self.dtype), self.grad_weight
 
 
@@ -342,6 +378,7 @@ class _LinearLogprob(torch.autograd.Function):
                 grad_log_prob, grad_entropy, entropy, z_target, log_total,
             )  # fmt: skip
             products.add(tile, first, last)
+            products.wait(0)
             if need_bias:
                 grad_bias[first:last] = tile.sum(0, dtype=torch.float32)
         del tile, scratch  # before the result is converted: the peak is here
