@@ -179,11 +179,11 @@ def graphed(function: Callable[[], object]) -> Callable[[], object]:
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     """‖out - reference‖ / ‖reference‖ in float64."""
     out, reference = out.double(), reference.double()
-    return float(f"{float((out - reference).norm() / reference.norm()):.3e}")
+    return float(f"{float((out - reference).norm().detach() / reference.norm().detach()):.3e}")
 
 
 def measure_ceilings(device: str, shape: tuple[int, int, int] = (8192, 8192, 8192)) -> Ceilings:
-    """Copy bandwidth, and the rate of one [M, K] · [K, N] product of shape (M, N, K): bf16 on CUDA, float32 on a CPU."""
+    """Copy bandwidth, and the rate of one [M, K] · [K, N] product, shape (M, N, K): bf16 on CUDA, float32 on a CPU."""
     if device == "cuda":
         source = torch.empty(2 << 30, dtype=torch.int8, device=device).random_()
         m, n, k = shape

@@ -7,6 +7,7 @@
 
 #include "bindings.h"
 #include "common/check.h"
+#include "ops/linear_logprob.h"
 #include "ops/ops.h"
 
 namespace py = pybind11;
@@ -133,6 +134,59 @@ SlotAttentionArgs slot_attention_args(Arguments& a) {
   return args;
 }
 
+#if MF_BUILD_CUDA
+cuda::LogitTileArgs logit_tile_args(Arguments& a) {
+  cuda::LogitTileArgs args{};
+  args.hidden = a.array<const void>("hidden");
+  args.weight = a.array<const void>("weight");
+  args.target = a.array<const std::int64_t>("target");
+  args.temperature = a.array<const float>("temperature");
+  args.inverse_temperature = a.get<float>("inverse_temperature");
+  args.tokens = a.get<std::int64_t>("tokens");
+  args.width = a.get<std::int64_t>("width");
+  args.vocabulary = a.get<std::int64_t>("vocabulary");
+  args.hidden_stride = a.get<std::int64_t>("hidden_stride");
+  args.weight_stride = a.get<std::int64_t>("weight_stride");
+  args.first = a.get<std::int64_t>("first");
+  args.out = a.array<void>("out");
+  args.out_stride = a.get<std::int64_t>("out_stride");
+  args.stream = a.array<void>("stream");
+  return args;
+}
+
+cuda::LogitTileArgs logit_statistics_args(Arguments& a) {
+  cuda::LogitTileArgs args = logit_tile_args(a);
+  args.partials = a.array<float>("partials");
+  args.target_logit = a.array<float>("target_logit");
+  return args;
+}
+
+cuda::LogitTileArgs logit_gradient_args(Arguments& a) {
+  cuda::LogitTileArgs args = logit_tile_args(a);
+  args.log_total = a.array<const float>("log_total");
+  args.grad_log_prob = a.array<const float>("grad_log_prob");
+  args.grad_entropy = a.array<const float>("grad_entropy");
+  args.entropy = a.array<const float>("entropy");
+  return args;
+}
+
+cuda::MergeArgs merge_args(Arguments& a) {
+  cuda::MergeArgs args{};
+  args.target = a.array<const std::int64_t>("target");
+  args.temperature = a.array<const float>("temperature");
+  args.inverse_temperature = a.get<float>("inverse_temperature");
+  args.tokens = a.get<std::int64_t>("tokens");
+  args.vocabulary = a.get<std::int64_t>("vocabulary");
+  args.partials = a.array<const float>("partials");
+  args.target_logit = a.array<const float>("target_logit");
+  args.log_prob = a.array<float>("log_prob");
+  args.entropy = a.array<float>("entropy");
+  args.log_total = a.array<float>("log_total");
+  args.stream = a.array<void>("stream");
+  return args;
+}
+#endif
+
 template <typename Args>
 void define(py::module_& module, const char* name, Args (*read)(Arguments&), void (*run)(const Args&)) {
   module.def(name, [read, run](const py::kwargs& given) {
@@ -184,6 +238,9 @@ void register_ops(py::module_& module) {
   module.def("ppo_loss_workspace", &cuda::ppo_loss_workspace);
   module.def("scale_gradients_cuda", &scale_gradients, py::arg("gradients"), py::arg("n"), py::arg("factor"),
              py::arg("stream"));
+  define(module, "logit_statistics", &logit_statistics_args, &cuda::logit_statistics);
+  define(module, "logit_gradient", &logit_gradient_args, &cuda::logit_gradient);
+  define(module, "merge_statistics", &merge_args, &cuda::merge_statistics);
 #endif
 }
 

@@ -25,6 +25,7 @@ TABLE: dict[str, dict[str, str]] = {
         "reference": "manus_fast.ops.reference:linear_logprob",
         "cpu": "manus_fast.ops.cpu.linear_logprob:linear_logprob",
         "triton": "manus_fast.ops.triton.linear_logprob:linear_logprob",
+        "cuda": "manus_fast.ops.cuda.linear_logprob:linear_logprob",
     },
     "logprob": {
         "reference": "manus_fast.ops.reference:logprob",

@@ -1,0 +1,1 @@
+"""Implementations on the kernels of csrc/ops/*.cu, each where it beats Triton (margins in docs/kernels.md)."""

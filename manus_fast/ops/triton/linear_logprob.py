@@ -7,6 +7,8 @@ a tile's logits are made again (or were kept), turned into their gradient in pla
 weight's gradient is one product over all tokens, written once; the gradient of hidden is summed over tiles in float32.
 """
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
@@ -24,9 +26,13 @@ from manus_fast.ops.triton.logprob import (
 
 # Forward tile: tokens × vocabulary, so that the logits stay in the L2 between the product and the reduction.
 FORWARD_TOKENS = 4096
-FORWARD_VOCABULARY = 4096
+FORWARD_VOCABULARY = 8192
 # Backward tile over all tokens: one tile of logits, in bytes.
-BACKWARD_BYTES = 264 << 20
+BACKWARD_BYTES = 220 << 20
+# Slices in flight in the backward: with 2, the next slice's gradient is made while the last products still run.
+BUFFERS = 1
+# Whether the two products of a slice run on two streams, each filling the multiprocessors that the other's end leaves.
+TWO_STREAMS = True
 # "auto" keeps logits for the backward in at most this share of the device memory that is free.
 KEEP_SHARE = 0.25
 
@@ -165,18 +171,22 @@ def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
         total.addmm_(a.float(), b.float())
 
 
-def vocabulary_tiles(rows: int, vocabulary: int, itemsize: int) -> list[tuple[int, int]]:
-    """Backward tiles [first, last) of the vocabulary, of at most BACKWARD_BYTES a tile of logits.
+def slice_width(rows: int, itemsize: int) -> int:
+    """Words in a backward slice of the vocabulary, such that its logits take at most BACKWARD_BYTES.
 
-    The step is a multiple of 2816 = 22·128 where that many fit: with 128-row output tiles and a width of 6 or 7·2 tiles
-    of 256 columns, the product for a tile of the weight's gradient then fills 132 multiprocessors a whole number of
-    times.
+    A multiple of 2816 = 22·128 where that many fit: with output tiles of 128 × 256 and H = 1536, 6 of them wide, the
+    product for a slice of the weight's gradient then fills 132 multiprocessors a whole number of times.
     """
     step = max(1, BACKWARD_BYTES // max(1, rows * itemsize))
     for multiple in (2816, 128):
         if step >= multiple:
-            step = step // multiple * multiple
-            break
+            return step // multiple * multiple
+    return step
+
+
+def slices(rows: int, vocabulary: int, itemsize: int) -> list[tuple[int, int]]:
+    """Backward slices [first, last) of the vocabulary."""
+    step = slice_width(rows, itemsize)
     return [(first, min(first + step, vocabulary)) for first in range(0, vocabulary, step)]
 
 
@@ -195,6 +205,92 @@ def keep_budget(mode: str, keep_bytes: int | None, device: torch.device) -> int:
     return int((free + reusable) * KEEP_SHARE)
 
 
+def gradient_in_place(
+    tile, first, bias, target, temperature, number, per_row, softcap,
+    grad_log_prob, grad_entropy, entropy, z_target, log_total,
+):  # fmt: skip
+    """Turns a slice of products `[N, C]`, from word `first` on, into the gradient with respect to them, and returns it.
+
+    For fp16 it comes back as bf16 in the same memory: a probability of 1e-6 times an upstream gradient of a mean over
+    tokens is below what fp16 can hold.
+    """
+    n, span = tile.shape
+    out = tile.view(torch.bfloat16) if tile.dtype == torch.float16 else tile
+    block = min(1024, triton.next_power_of_2(span))
+    blocks = triton.cdiv(span, block)
+    _tile_gradient_kernel[(n * blocks,)](
+        tile, tile.stride(0), tile if bias is None else bias, target, temperature, 1.0 / number,
+        1.0 if softcap is None else float(softcap),
+        grad_log_prob, entropy if grad_entropy is None else grad_entropy, entropy, z_target, log_total,
+        out, out.stride(0), first, span, blocks,
+        PER_ROW=per_row, ENTROPY=grad_entropy is not None, BIAS=bias is not None, CAP=softcap is not None,
+        BLOCK=block, num_warps=1,
+    )  # fmt: skip
+    return out
+
+
+@functools.cache
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """The second stream that backward passes on `device` use."""
+    return torch.cuda.Stream(device)
+
+
+class GradientProducts:
+    """Gradients of hidden and weight, summed from slices of the gradient with respect to the logits.
+
+    Each slice of the weight's gradient is one product over all tokens, written once. That of hidden is summed over
+    slices in float32, also when there is one: a bf16 product over 150,000 words may be split into partial sums that
+    cuBLAS rounds to bf16 (errors of 0.4 % were seen). For fp16 the products are made in bf16.
+    """
+
+    def __init__(self, hidden, weight, need_hidden: bool, need_weight: bool):
+        self.half = hidden.dtype == torch.float16
+        self.hidden, self.weight, self.dtype = hidden.bfloat16() if self.half else hidden, weight, hidden.dtype
+        self.need_hidden = need_hidden
+        make = torch.empty if hidden.shape[0] else torch.zeros
+        self.grad_weight = make(weight.shape, dtype=weight.dtype, device=weight.device) if need_weight else None
+        self.grad_hidden = None
+        two = TWO_STREAMS and hidden.is_cuda and need_hidden and need_weight
+        self.side = side_stream(hidden.device) if two else None
+        self.done = {}
+        if need_hidden:
+            self.grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+
+    def wait(self, slot: int) -> None:
+        """Has the current stream wait until the products that read buffer `slot` are done."""
+        if slot in self.done:
+            torch.cuda.current_stream(self.hidden.device).wait_event(self.done.pop(slot))
+
+    def add(self, tile, first: int, last: int, slot: int = 0) -> None:
+        """Takes in the slice `[N, last - first]`, which stands in buffer `slot`."""
+        if self.side is not None:
+            self.side.wait_stream(torch.cuda.current_stream(self.hidden.device))
+            with torch.cuda.stream(self.side):
+                self.add_to_hidden(tile, first, last)
+            self.done[slot] = self.side.record_event()
+        elif self.need_hidden:
+            self.add_to_hidden(tile, first, last)
+        if self.grad_weight is not None:
+            self.add_to_weight(tile, first, last)
+
+    def add_to_weight(self, tile, first: int, last: int) -> None:
+        """Writes the slice's rows of the weight's gradient."""
+        if self.half:
+            self.grad_weight[first:last] = tile.T @ self.hidden
+        else:
+            torch.mm(tile.T, self.hidden, out=self.grad_weight[first:last])
+
+    def add_to_hidden(self, tile, first: int, last: int) -> None:
+        """Adds the slice's part of the gradient of hidden."""
+        add_product(self.grad_hidden, tile, self.weight[first:last].to(tile.dtype))
+
+    def results(self):
+        """(gradient of hidden, gradient of weight), None where not needed."""
+        for slot in list(self.done):
+            self.wait(slot)
+        return None if self.grad_hidden is None else self.grad_hidden.to(self.dtype), self.grad_weight
+
+
 class _LinearLogprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, target, temperature, softcap, budget):
@@ -207,7 +303,7 @@ class _LinearLogprob(torch.autograd.Function):
         scale = LOG2E.value / number
         flags = {"BIAS": bias is not None, "CAP": softcap is not None}
         bias_pointer, cap = (weight if bias is None else bias), (1.0 if softcap is None else float(softcap))
-        tiles = vocabulary_tiles(n, vocabulary, hidden.element_size()) if n else []
+        parts = slices(n, vocabulary, hidden.element_size()) if n else []
         kept = {}
         if n:
             _target_logit_kernel[(n,)](
@@ -217,7 +313,7 @@ class _LinearLogprob(torch.autograd.Function):
             )  # fmt: skip
             step_n, step_v = min(n, FORWARD_TOKENS), min(vocabulary, FORWARD_VOCABULARY)
             scratch = None
-            for index, (first, last) in enumerate(tiles):
+            for index, (first, last) in enumerate(parts):
                 size = n * (last - first) * hidden.element_size()
                 buffer = None
                 if sum(k.nbytes for k in kept.values()) + size <= budget:
@@ -245,7 +341,7 @@ class _LinearLogprob(torch.autograd.Function):
                 n, PER_ROW=per_row, BLOCK=256, num_warps=2,
             )  # fmt: skip
         ctx.save_for_backward(hidden, weight, bias, target, entropy, z_target, log_total)
-        ctx.temperature, ctx.softcap, ctx.tiles, ctx.kept = (pointer, number, per_row), softcap, tiles, kept
+        ctx.temperature, ctx.softcap, ctx.slices, ctx.kept = (pointer, number, per_row), softcap, parts, kept
         ctx.set_materialize_grads(False)
         return log_prob, entropy.clone()
 
@@ -258,17 +354,14 @@ class _LinearLogprob(torch.autograd.Function):
         n = hidden.shape[0]
         if grad_log_prob is None:
             grad_log_prob = torch.zeros_like(log_total)
-        use_entropy = grad_entropy is not None
         grad_log_prob = grad_log_prob.contiguous()
-        grad_entropy = grad_entropy.contiguous() if use_entropy else entropy
-        make = torch.empty_like if n else torch.zeros_like
-        grad_weight = make(weight, memory_format=torch.contiguous_format) if need_weight else None
+        grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
+        products = GradientProducts(hidden, weight, need_hidden, need_weight)
         grad_bias = torch.zeros_like(bias) if need_bias else None
-        grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device) if need_hidden else None
-        scratch = None
+        tile = scratch = None
         # Used up by this pass, and freed on the way; a second pass through the same graph makes the logits again.
         kept, ctx.kept = ctx.kept, {}
-        for index, (first, last) in enumerate(ctx.tiles):
+        for index, (first, last) in enumerate(ctx.slices):
             span = last - first
             tile = kept.pop(index, None)
             if tile is None:
@@ -276,24 +369,16 @@ class _LinearLogprob(torch.autograd.Function):
                     scratch = torch.empty(n * span, dtype=hidden.dtype, device=hidden.device)
                 tile = scratch[: n * span].view(n, span)
                 torch.mm(hidden, weight[first:last].T, out=tile)
-            block = min(4096, triton.next_power_of_2(span))
-            blocks = triton.cdiv(span, block)
-            _tile_gradient_kernel[(n * blocks,)](
-                tile, tile.stride(0), weight if bias is None else bias, target, pointer, 1.0 / number,
-                1.0 if ctx.softcap is None else float(ctx.softcap), grad_log_prob, grad_entropy, entropy,
-                z_target, log_total, tile, tile.stride(0), first, span, blocks,
-                PER_ROW=per_row, ENTROPY=use_entropy, BIAS=bias is not None, CAP=ctx.softcap is not None,
-                BLOCK=block, num_warps=4,
+            tile = gradient_in_place(
+                tile, first, bias, target, pointer, number, per_row, ctx.softcap,
+                grad_log_prob, grad_entropy, entropy, z_target, log_total,
             )  # fmt: skip
-            if need_weight:
-                torch.mm(tile.T, hidden, out=grad_weight[first:last])
-            if need_hidden:
-                add_product(grad_hidden, tile, weight[first:last])
+            products.add(tile, first, last)
+            products.wait(0)
             if need_bias:
                 grad_bias[first:last] = tile.sum(0, dtype=torch.float32)
-        if need_hidden:
-            grad_hidden = grad_hidden.to(hidden.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+        del tile, scratch  # before the result is converted: the peak is here
+        return (*products.results(), grad_bias, None, None, None, None)
 
 
 def linear_logprob(

@@ -118,7 +118,7 @@ def lanes(vocabulary: int) -> dict[str, int]:
     """Shape of a forward program: K values a step in each of L lanes, fitted to short rows."""
     if vocabulary <= 4096:
         return {"K": 2, "L": max(32, triton.next_power_of_2(triton.cdiv(vocabulary, 2))), "num_warps": 4}
-    return {"K": 4, "L": 2048, "num_warps": 8}
+    return {"K": 8, "L": 1024, "num_warps": 4}
 
 
 def temperature_arguments(temperature, fallback: torch.Tensor) -> tuple[torch.Tensor, float, bool]:
@@ -156,14 +156,14 @@ class _Logprob(torch.autograd.Function):
             grad_log_prob = torch.zeros_like(log_total)
         use_entropy = grad_entropy is not None
         out = logits if ctx.inplace else torch.empty_like(logits)
-        block = min(4096, triton.next_power_of_2(vocabulary))
+        block = min(1024, triton.next_power_of_2(vocabulary))
         blocks = triton.cdiv(vocabulary, block)
         if n:
             _logprob_backward_kernel[(n * blocks,)](
                 logits, logits.stride(0), target, pointer, 1.0 / number,
                 grad_log_prob.contiguous(), grad_entropy.contiguous() if use_entropy else entropy,
                 entropy, z_target, log_total, out, out.stride(0),
-                vocabulary, blocks, PER_ROW=per_row, ENTROPY=use_entropy, BLOCK=block, num_warps=4,
+                vocabulary, blocks, PER_ROW=per_row, ENTROPY=use_entropy, BLOCK=block, num_warps=1,
             )  # fmt: skip
         if ctx.inplace:
             # The kernel wrote behind autograd's back: whoever saved the logits must hear of it.
