@@ -204,7 +204,7 @@ def main(argv=None) -> list[dict]:
         _C.set_num_threads(1)
         run = run_mctx(shape) if arguments.only in "mctx closed, all cores" else None
         if run is not None:
-            add(report, shape, "mctx closed, all cores", "closed", best_seconds(lambda run=run: run, repeats=4))
+            add(report, shape, "mctx closed, all cores", "closed", best_seconds(lambda run=run: run, repeats=3))
     for backend, shape, rate in OTHER_RUN:
         if arguments.only in backend and not arguments.quick:
             way = "driven" if "driven" in backend else "closed"
