@@ -79,17 +79,21 @@ class Pool {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       job_ = &job;
-      active_ = workers();
       ++generation_;
     }
     wake_.notify_all();
     inside_pool = true;
     job.run();
     inside_pool = false;
+    // Every chunk is taken. Wait for the threads that took one, not for those that have not woken up: on a busy
+    // machine they may not get a core for long.
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      job_ = nullptr;
+    }
     spin_until([this] { return active_ == 0; });
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [this] { return active_ == 0; });
-    job_ = nullptr;
   }
 
  private:
@@ -105,6 +109,8 @@ class Pool {
         if (stopping_) return;
         seen = generation_;
         job = job_;
+        if (!job) continue;
+        ++active_;
       }
       job->run();
       {
