@@ -66,6 +66,7 @@ def facts(python, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", ["plain", "editable"])
 def test_install_again_and_again_from_one_checkout(checkout, environment, tmp_path, mode):
     """No build may stumble over what an earlier one left behind, such as the name of a deleted isolated ninja.
@@ -82,6 +83,7 @@ def test_install_again_and_again_from_one_checkout(checkout, environment, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_a_wheel_carries(checkout, environment, tmp_path):
     """configs/ and benchmarks/ travel inside the package; nothing else of the checkout does."""
     succeed(
@@ -97,6 +99,7 @@ def test_what_a_wheel_carries(checkout, environment, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_source_archive_holds_what_a_build_needs(checkout, tmp_path):
     succeed(
         sys.executable, "-c",
