@@ -296,7 +296,7 @@ void World::take(State& state, std::uint8_t o, std::uint8_t r) const {
   }
   if (state.spot[o] == state.location) state.spot[o] = kNone;
   if (spec_.objects[o].location == state.location) state.conditions[o] &= static_cast<std::uint8_t>(~kAtOrigin);
-  if (shared_[r] != kNone) state.left[o] |= 1u << shared_[r];
+  if (shared_[r] != kNone) state.left[o] |= 1ull << shared_[r];
   state.held = o;
 }
 
@@ -314,7 +314,7 @@ void World::put(State& state, std::uint8_t o, std::uint8_t r) const {
   } else {
     state.spot[o] = state.location;
   }
-  if (shared_[r] != kNone) state.left[o] &= ~(1u << shared_[r]);
+  if (shared_[r] != kNone) state.left[o] &= ~(1ull << shared_[r]);
   state.held = kNone;
 }
 
@@ -464,7 +464,7 @@ std::uint64_t World::hash(const State& state) const {
     h = mix64(h ^ word);
   }
   for (std::size_t o = 0; num_shared_ > 0 && o < spec_.objects.size(); ++o) {
-    if (state.left[o] != 0) h = mix64(h ^ (state.left[o] | static_cast<std::uint64_t>(o + 1) << 32));
+    if (state.left[o] != 0) h = mix64(mix64(h ^ (o + 1)) ^ state.left[o]);
   }
   // Which slot says where an object is makes no difference.
   std::uint64_t extras = 0;

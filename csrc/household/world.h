@@ -15,7 +15,7 @@ namespace manus_fast::household {
 constexpr int kMaxObjects = 240;
 constexpr int kMaxReceptacles = 128;
 constexpr int kMaxExtras = 16;  // places of objects beyond their first, in one game
-constexpr int kMaxShared = 32;  // receptacles that share their location with another
+constexpr int kMaxShared = 64;  // receptacles that share their location with another
 constexpr std::uint8_t kNone = 255;  // no receptacle, no location, no object
 
 enum class GoalKind : std::uint8_t { kLook, kPlace, kClean, kHeat, kCool, kTwo };
@@ -106,13 +106,14 @@ struct State {
   std::uint8_t extra[kMaxExtras] = {};   // further receptacles of objects that are in several
   // The receptacles, of those that share a location, that an object was taken from and not put back into. "look"
   // names the object where it lies in the other one: the engine remembers the negated fact.
-  std::uint32_t left[kMaxObjects] = {};
+  std::uint64_t left[kMaxObjects] = {};
 
   bool is_open(int receptacle) const { return opened[receptacle >> 6] >> (receptacle & 63) & 1; }
   bool has_seen(int receptacle) const { return seen[receptacle >> 6] >> (receptacle & 63) & 1; }
 };
 static_assert(std::is_trivially_copyable_v<State>);
-static_assert(sizeof(State) == 40 + kMaxExtras + 7 * kMaxObjects, "State has no padding: it is hashed and saved as bytes");
+static_assert(sizeof(State) == 40 + kMaxExtras + 11 * kMaxObjects,
+              "State has no padding: it is hashed and saved as bytes");
 
 enum class Verb : std::uint8_t {
   kLookAround, kInventory, kHelp, kGo, kOpen, kClose, kExamineReceptacle, kExamineObject, kTake, kPut, kUse, kCleanWith,
