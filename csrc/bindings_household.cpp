@@ -14,8 +14,8 @@ using namespace household;
 
 py::str to_str(std::string_view text) { return py::str(text.data(), text.size()); }
 
-// Views into the strings' own UTF-8; valid while `actions` lives (a tuple: no thread can take its strings away). A string that has no UTF-8 form (a lone surrogate)
-// is no command of any world, so it is passed on as one that cannot match.
+// Views into the strings' own UTF-8; valid while `actions` lives (a tuple: no thread can take its strings away). A
+// string that has no UTF-8 form (a lone surrogate) is no command of any world: it goes on as one that cannot match.
 std::vector<std::string_view> views(const py::tuple& actions) {
   std::vector<std::string_view> out;
   out.reserve(actions.size());
@@ -185,7 +185,8 @@ void register_household(py::module_& module) {
            py::arg("objects") = std::pair<int, int>(0, 0), py::arg("copies") = 0)
       .def_property_readonly("receptacles", [](const Difficulty& d) {
         return py::make_tuple(d.min_receptacles, d.max_receptacles); })
-      .def_property_readonly("objects", [](const Difficulty& d) { return py::make_tuple(d.min_objects, d.max_objects); })
+      .def_property_readonly("objects", [](const Difficulty& d) {
+        return py::make_tuple(d.min_objects, d.max_objects); })
       .def_readonly("copies", &Difficulty::copies);
 
   py::class_<Recipe>(m, "Recipe")

@@ -158,3 +158,210 @@ def test_splits_share_no_layout_and_no_game(level):
     assert layouts["valid_seen"] <= layouts["train"]
     assert not games["train"] & games["valid_seen"]
     assert not games["train"] & games["valid_unseen"]
+
+
+def fresh(slots=3, **options):
+    env = envs.make("household", **options)
+    batch = env.make_batch(slots)
+    tasks = env.tasks("train")[:slots]
+    infos = batch.reset(range(slots), tasks, [0] * slots)[1]
+    return env, batch, tasks, infos
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "",
+        " ",
+        "\n",
+        "x" * 1_000_000,
+        "go to",
+        "Go to " + "countertop 1",
+        "épée",
+        "冷蔵庫を開ける",
+        "look\0",
+        "go to \ud800",
+        "\u0000",
+    ],
+)
+def test_text_that_is_no_command_gives_nothing_happens(action):
+    _, batch, _, infos = fresh()
+    before = batch.state_hash(1)
+    texts, reward, terminated, truncated, new = batch.step([1], [action])
+    assert texts == ["Nothing happens."]
+    assert reward[0] == 0 and not terminated[0] and not truncated[0]
+    assert batch.state_hash(1) == before
+    assert new[0]["admissible"] == infos[1]["admissible"]
+
+
+def test_space_around_a_command_is_ignored_as_in_alfworld():
+    _, batch, _, _ = fresh()
+    assert batch.step([0], [" \tinventory\r\n"])[0] == ["You are not carrying anything."]
+
+
+@pytest.mark.parametrize("action", [None, 3, b"look", ["look"]])
+def test_an_action_that_is_no_text_is_refused(action):
+    _, batch, _, _ = fresh()
+    with pytest.raises(ValueError, match=r"actions\[1\]: expected a str"):
+        batch.step([0, 1], ["look", action])
+    assert batch.step([0], ["inventory"])[0] == ["You are not carrying anything."]
+
+
+@pytest.mark.parametrize("slots", [[3], [-1], [0, 0], [2**31 - 1]])
+def test_slots_that_do_not_exist_or_repeat_are_refused(slots):
+    env, batch, tasks, _ = fresh()
+    states = [batch.save(slot) for slot in range(3)]
+    with pytest.raises(ValueError, match="slot"):
+        batch.step(slots, ["look"] * len(slots))
+    with pytest.raises(ValueError, match="slot"):
+        batch.reset(slots, [tasks[0]] * len(slots), [0] * len(slots))
+    with pytest.raises(ValueError, match="slot"):
+        batch.expert(slots)
+    if slots != [0, 0]:
+        with pytest.raises(ValueError, match="slot"):
+            batch.clone(0, slots[0])
+        with pytest.raises(ValueError, match="slot"):
+            batch.restore(slots[0], states[0])
+    assert [batch.save(slot) for slot in range(3)] == states
+    empty = env.make_batch(1)
+    for call in (lambda: empty.step([0], ["look"]), lambda: empty.save(0), lambda: empty.clone(0, 0)):
+        with pytest.raises(ValueError, match="reset it first"):
+            call()
+
+
+def test_lengths_that_differ_are_refused():
+    _, batch, tasks, _ = fresh()
+    with pytest.raises(ValueError, match="as many tasks"):
+        batch.reset([0, 1], tasks[:1], [0, 0])
+    with pytest.raises(ValueError, match="one per slot"):
+        batch.step([0, 1], ["look"])
+
+
+def test_clone_and_restore_continue_alike():
+    env, batch, _, _ = fresh(level=2)
+    for _ in range(3):
+        batch.step([0], batch.expert([0], "explorer")[0])
+    state = batch.save(0)
+    assert len(state) < 2048
+    batch.clone(0, 1)
+    other = env.make_batch(1)
+    other.restore(0, state)
+    assert batch.admissible(0) == batch.admissible(1) == other.admissible(0)
+
+    def finish(which, slot):
+        record = []
+        while True:
+            actions, thoughts = which.expert([slot], "explorer")
+            text, _, terminated, truncated, infos = which.step([slot], actions)
+            record.append((actions, thoughts, text, infos))
+            if terminated[0] or truncated[0]:
+                return record
+
+    record = finish(batch, 0)
+    assert finish(batch, 1) == record
+    assert finish(other, 0) == record
+    batch.restore(0, state)
+    assert batch.save(0) == state
+    assert finish(batch, 0) == record
+
+
+def test_a_single_world_clones():
+    env = envs.make("household")
+    world = env.make()
+    world.reset(env.tasks("train")[4], 0)
+    world.step("look")
+    twin = world.clone()
+    action, _ = world.expert("planner")
+    assert world.step(action) == twin.step(action)
+    assert world.expert() == twin.expert()
+
+
+@pytest.mark.parametrize("state", [b"", b"x" * 1784, b"short"])
+def test_bytes_that_are_no_state_are_refused(state):
+    _, batch, _, _ = fresh()
+    with pytest.raises(ValueError, match="state: expected"):
+        batch.restore(0, state)
+
+
+def test_tasks_of_another_environment_are_refused():
+    _, batch, tasks, _ = fresh()
+    for task in (
+        Task("a", "pick_and_place_simple", "train", {"game": "x"}),
+        Task("b", "chess", "train", tasks[0].data),
+        Task("c", tasks[0].type, "test", tasks[0].data),
+        Task("d", tasks[0].type, "train", {**tasks[0].data, "room": "garage"}),
+        Task("e", tasks[0].type, "train", {**tasks[0].data, "seed": "zero"}),
+        Task("f", tasks[0].type, "train", {**tasks[0].data, "seed": -1}),
+    ):
+        with pytest.raises(ValueError):
+            batch.reset([0], [task], [0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"level": 4}, "level"),
+        ({"level": "hard"}, "level"),
+        ({"max_steps": 0}, "max_steps"),
+        ({"max_steps": 70_000}, "max_steps"),
+        ({"task_types": ["pick_and_place_simple", "cook"]}, "cook"),
+        ({"task_types": []}, "at least one"),
+        ({"receptacles": [9, 6]}, "receptacles"),
+        ({"receptacles": 2}, "receptacles"),
+        ({"objects": 0}, "objects"),
+        ({"objects": [1, 300]}, "objects"),
+        ({"copies": 0}, "copies"),
+        ({"num_train": 0}, "num_train"),
+        ({"num_valid": 0}, "num_valid"),
+        ({"layouts": 0}, "layouts"),
+        ({"seed": -1}, "seed"),
+        ({"expert": "oracle"}, "expert"),
+        ({"grammar": "drop"}, "grammar"),
+        ({"backend": "textworld"}, "backend"),
+    ],
+)
+def test_options_that_cannot_be_served_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        envs.make("household", **options)
+
+
+def test_knobs_and_task_types():
+    env = envs.make(
+        "household", receptacles=[12, 12], objects=9, copies=1, task_types=["look_at_obj_in_light"], num_valid=20
+    )
+    tasks = env.tasks("valid_unseen")
+    assert len(tasks) == 20 and {task.type for task in tasks} == {"look_at_obj_in_light"}
+    batch = env.make_batch(20)
+    texts, infos = batch.reset(range(20), tasks, [0] * 20)
+    assert {info["admissible"].__len__() for info in infos} == {12 + 3}  # go to each; help, inventory, look
+    assert all("desklamp" in text for text in texts)
+
+
+def test_the_older_grammar():
+    _, batch, _, _ = fresh(1, grammar="put", task_types=["pick_and_place_simple"])
+    spoken = []
+    while True:
+        actions, _ = batch.expert([0], "planner")
+        text, _, terminated, _, _ = batch.step([0], actions)
+        spoken.append((actions[0], text[0]))
+        if terminated[0]:
+            break
+    action, text = spoken[-1]
+    name, place = action.removeprefix("put ").split(" in/on ")
+    assert text == f"You put the {name} in/on the {place}."
+
+
+def test_memory_stays_flat_over_many_games():
+    resource = pytest.importorskip("resource")
+    env = envs.make("household", level=3, max_steps=60_000)
+    batch = env.make_batch(64)
+    tasks = env.tasks("train")
+
+    def rounds(start, n):
+        for i in range(start, start + n):
+            infos = batch.reset(range(64), tasks[64 * i : 64 * i + 64], [0] * 64)[1]
+            batch.step(range(64), [info["admissible"][i % 3] for info in infos])
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    before = rounds(0, 20)
+    assert rounds(20, 60) - before < 4 * 1024  # KiB

@@ -4,6 +4,7 @@
 
 #include "common/check.h"
 #include "common/parallel.h"
+#include "common/rng.h"
 
 namespace manus_fast::household {
 namespace {
@@ -14,10 +15,25 @@ constexpr std::int64_t kResetGrain = 2;
 // What save() writes before the state.
 struct Header {
   char magic[8] = {'m', 'f', 'h', 'o', 'u', 's', 'e', '1'};
+  std::uint64_t checksum = 0;  // of recipe and state
   std::uint64_t fingerprint = 0;
   Recipe recipe;
 };
-static_assert(sizeof(Header) == 40);
+static_assert(sizeof(Header) == 48);
+
+std::uint64_t checksum(const Recipe& recipe, const State& state) {
+  std::uint64_t h = 0, word;
+  const auto add = [&](const void* data, std::size_t size) {
+    for (std::size_t i = 0; i < size; i += sizeof(word)) {
+      std::memcpy(&word, static_cast<const char*>(data) + i, sizeof(word));
+      h = mix64(h ^ word);
+    }
+  };
+  static_assert(sizeof(Recipe) % sizeof(word) == 0 && sizeof(State) % sizeof(word) == 0);
+  add(&recipe, sizeof(Recipe));
+  add(&state, sizeof(State));
+  return h;
+}
 
 }  // namespace
 
@@ -135,6 +151,7 @@ std::string Batch::save(int slot) const {
   Header header;
   header.fingerprint = from.world->fingerprint();
   header.recipe = from.recipe;
+  header.checksum = checksum(from.recipe, from.state);
   std::string bytes(sizeof(Header) + sizeof(State), '\0');
   std::memcpy(bytes.data(), &header, sizeof(Header));
   std::memcpy(bytes.data() + sizeof(Header), &from.state, sizeof(State));
@@ -147,10 +164,11 @@ void Batch::restore(int slot, std::string_view bytes) {
            " bytes made by save, got ", bytes.size());
   Header header;
   std::memcpy(&header, bytes.data(), sizeof(Header));
-  MF_CHECK(std::memcmp(header.magic, Header().magic, sizeof(header.magic)) == 0,
-           "state: expected bytes made by save, got others");
   State state;
   std::memcpy(&state, bytes.data() + sizeof(Header), sizeof(State));
+  MF_CHECK(std::memcmp(header.magic, Header().magic, sizeof(header.magic)) == 0 &&
+               header.checksum == checksum(header.recipe, state),
+           "state: expected bytes made by save, got others");
   Slot& to = slots_[slot];
   std::shared_ptr<const World> world;
   if (to.world != nullptr && to.world->fingerprint() == header.fingerprint) {

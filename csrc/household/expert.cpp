@@ -98,9 +98,12 @@ class Planner {
   };
 
   bool known(int o) const { return !known_only_ || state_.held == o || state_.conditions[o] & kKnown; }
+  bool reachable(int r) const { return r != kNone && spec_.receptacles[r].location != kNone; }
   bool available(int o) const {
-    return known(o) && (state_.held == o || (state_.place[o] != kNone && spec_.objects[o].properties & kPickupable));
+    return known(o) && (state_.held == o || (reachable(state_.place[o]) && spec_.objects[o].properties & kPickupable));
   }
+  // A goal receptacle that takes the object.
+  bool takes(int r, int o) const { return reachable(r) && world_.can_contain(r, o); }
   bool in_goal(int o) const {
     const std::uint8_t r = state_.place[o];
     return r != kNone && spec_.receptacles[r].type == spec_.goal.receptacle_type;
@@ -155,7 +158,7 @@ class Planner {
     }
     // Receptacles that the plan visits anyway may save a walk; of all others only the cheapest kinds matter.
     const auto aside = [&](int r) {
-      if (r < 0 || !world_.can_contain(r, state_.held)) return;
+      if (r < 0 || !takes(r, state_.held)) return;
       choice.aside = r;
       try_one(choice, best);
     };
@@ -167,10 +170,9 @@ class Planner {
     aside(choice.tool);
     bool open_done = false, closed_done = false;
     for (int r = 0; r < world_.num_receptacles() && !(open_done && closed_done); ++r) {
-      if (!world_.can_contain(r, state_.held)) continue;
-      bool& done = world_.accessible(state_, r) && (!known_only_ || !spec_.receptacles[r].openable || state_.has_seen(r))
-                       ? open_done
-                       : closed_done;
+      if (!takes(r, state_.held)) continue;
+      const bool told = !known_only_ || !spec_.receptacles[r].openable || state_.has_seen(r);
+      bool& done = world_.accessible(state_, r) && told ? open_done : closed_done;
       if (!done) aside(r);
       done = true;
     }
@@ -188,7 +190,7 @@ class Planner {
     for (const std::uint8_t o : world_.goal_objects()) {
       if (!available(o)) continue;
       for (const std::uint8_t target : world_.goal_receptacles()) {
-        if (!world_.can_contain(target, o)) continue;
+        if (!takes(target, o)) continue;
         Choice choice;
         choice.first = o;
         choice.target = target;
@@ -197,7 +199,7 @@ class Planner {
           continue;
         }
         for (int tool = 0; tool < world_.num_receptacles(); ++tool) {
-          if (spec_.receptacles[tool].role != process_role()) continue;
+          if (spec_.receptacles[tool].role != process_role() || !reachable(tool)) continue;
           choice.tool = tool;
           consider(choice, best);
         }
@@ -209,7 +211,7 @@ class Planner {
     for (const std::uint8_t o : world_.goal_objects()) {
       if (!available(o)) continue;
       for (int lamp = 0; lamp < world_.num_objects(); ++lamp) {
-        if (!is_lamp(lamp) || !known(lamp) || state_.place[lamp] == kNone) continue;
+        if (!is_lamp(lamp) || !known(lamp) || !reachable(state_.place[lamp])) continue;
         Choice choice;
         choice.first = o;
         choice.lamp = lamp;
@@ -229,7 +231,7 @@ class Planner {
       const auto inside = [&](int o) { return state_.place[o] == target; };
       const bool one_there = std::any_of(objects.begin(), objects.end(), inside);
       for (const std::uint8_t first : objects) {
-        if (!available(first) || inside(first) || !world_.can_contain(target, first)) continue;
+        if (!available(first) || inside(first) || !takes(target, first)) continue;
         if (holding_one && first != state_.held) continue;
         Choice choice;
         choice.first = first;
@@ -239,7 +241,7 @@ class Planner {
           continue;
         }
         for (const std::uint8_t second : objects) {
-          if (second == first || !available(second) || !world_.can_contain(target, second)) continue;
+          if (second == first || !available(second) || !takes(target, second)) continue;
           choice.second = second;
           consider(choice, best);
         }
@@ -267,7 +269,7 @@ class Planner {
         continue;
       }
       for (const std::uint8_t target : world_.goal_receptacles()) {
-        if (!world_.can_contain(target, o)) continue;
+        if (!takes(target, o)) continue;
         choice.target = target;
         consider(choice, best);
       }
@@ -303,7 +305,7 @@ Move search(const World& world, const State& state, ExpertKind kind) {
   const std::uint8_t wanted = goal.kind == GoalKind::kLook && holding ? goal.toggle_type : goal.object_type;
   int best = -1, best_score = -1;
   for (int r = 0; r < world.num_receptacles(); ++r) {
-    if (state.has_seen(r)) continue;
+    if (state.has_seen(r) || world.spec().receptacles[r].location == kNone) continue;
     const int score = kind == ExpertKind::kSweep ? 0 : prior(world, r, wanted);
     if (score > best_score) best = r, best_score = score;
   }
@@ -379,7 +381,7 @@ std::string thought(const World& world, const Move& move) {
     case Reason::kPutAside:
       return go || open ? here + " to put " + o + " aside." : "I do not need " + o + ". Put it aside.";
     case Reason::kStuck:
-      return world.spec().task.empty() ? "I see no way." : "I see no way to go on.";
+      return "I see no way to go on.";
   }
   return "";
 }

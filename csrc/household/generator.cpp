@@ -1,7 +1,6 @@
 #include "household/generator.h"
 
 #include <algorithm>
-#include <stdexcept>
 
 #include "common/check.h"
 #include "common/rng.h"
@@ -69,7 +68,8 @@ class Draft {
     fill(total);
     first_wording_ = rng_.below(2) == 0;
     // Lists go by class.
-    std::stable_sort(placed_.begin(), placed_.end(), [](const Placed& a, const Placed& b) { return a.object < b.object; });
+    std::stable_sort(placed_.begin(), placed_.end(),
+                     [](const Placed& a, const Placed& b) { return a.object < b.object; });
     return size() <= std::max(total, needed + (recipe_.kind == GoalKind::kLook));
   }
 
@@ -306,11 +306,23 @@ Recipe recipe(Split split, std::uint64_t index, std::uint64_t base_seed, const s
   return r;
 }
 
-std::vector<std::uint8_t> layout_counts(const Recipe& recipe) {
+void check(const Recipe& recipe) {
+  MF_CHECK(static_cast<int>(recipe.split) < 3 && static_cast<int>(recipe.kind) < kGoalKinds &&
+               static_cast<int>(recipe.room) < kRooms,
+           "recipe: expected a known split, task type and room");
   const Difficulty& d = recipe.difficulty;
   MF_CHECK(d.min_receptacles >= 1 && d.min_receptacles <= d.max_receptacles && d.max_receptacles <= kMaxReceptacles,
            "receptacles: expected 1 <= low <= high <= ", kMaxReceptacles, ", got ", int{d.min_receptacles}, " and ",
            int{d.max_receptacles});
+  MF_CHECK(d.min_objects >= 1 && d.min_objects <= d.max_objects && d.max_objects <= kMaxObjects,
+           "objects: expected 1 <= low <= high <= ", kMaxObjects, ", got ", int{d.min_objects}, " and ",
+           int{d.max_objects});
+  MF_CHECK(d.copies >= 1, "copies: expected a count >= 1, got ", int{d.copies});
+}
+
+std::vector<std::uint8_t> layout_counts(const Recipe& recipe) {
+  check(recipe);
+  const Difficulty& d = recipe.difficulty;
   const std::vector<RoomReceptacle>& rows = vocabulary().rooms[static_cast<int>(recipe.room)];
   const bool unseen = recipe.split == Split::kValidUnseen;
   std::vector<std::uint8_t> counts(vocabulary().receptacles.size());
@@ -334,7 +346,7 @@ std::vector<std::uint8_t> layout_counts(const Recipe& recipe) {
       return counts;
     }
   }
-  throw std::runtime_error(concat("household: no layout of a ", kRoomNames[static_cast<int>(recipe.room)], " with ",
+  throw std::invalid_argument(concat("receptacles: no layout of a ", kRoomNames[static_cast<int>(recipe.room)], " with ",
                                   int{d.min_receptacles}, " to ", int{d.max_receptacles},
                                   " receptacles was found; widen the range"));
 }
@@ -351,11 +363,6 @@ bool is_unseen_layout(std::uint64_t signature) { return mix64(signature) % 5 == 
 bool is_valid_game(std::uint64_t fingerprint) { return mix64(fingerprint) % 4 == 0; }
 
 std::shared_ptr<const World> generate(const Recipe& recipe) {
-  const Difficulty& d = recipe.difficulty;
-  MF_CHECK(d.min_objects >= 1 && d.min_objects <= d.max_objects && d.max_objects <= kMaxObjects,
-           "objects: expected 1 <= low <= high <= ", kMaxObjects, ", got ", int{d.min_objects}, " and ",
-           int{d.max_objects});
-  MF_CHECK(d.copies >= 1, "copies: expected a count >= 1, got ", int{d.copies});
   const std::vector<std::uint8_t> counts = layout_counts(recipe);
   for (std::uint64_t attempt = 0; attempt < kAttempts; ++attempt) {
     Draft draft(recipe, counts, attempt);
@@ -367,7 +374,7 @@ std::shared_ptr<const World> generate(const Recipe& recipe) {
     const std::shared_ptr<const World> world = draft.finish();
     if (planner_wins(*world)) return world;
   }
-  throw std::runtime_error(concat("household: no solvable ", kGoalNames[static_cast<int>(recipe.kind)],
+  throw std::invalid_argument(concat("objects: no solvable ", kGoalNames[static_cast<int>(recipe.kind)],
                                   " game was found for seed ", recipe.seed, "; widen the ranges"));
 }
 

@@ -38,8 +38,8 @@ struct Recipe {
 static_assert(sizeof(Recipe) == 24);
 
 // The recipe of one task of a split. Types take turns (index modulo their number), rooms follow from the type, layouts
-// are drawn from the `layouts` first of the room. A task of valid_seen has the layout of one of the `num_train` tasks of
-// train with its type; valid_unseen has layouts of its own.
+// are drawn from the `layouts` first of the room. A task of valid_seen has the layout of one of the `num_train` tasks
+// of train with its type; valid_unseen has layouts of its own.
 Recipe recipe(Split split, std::uint64_t index, std::uint64_t base_seed, const std::vector<GoalKind>& kinds,
               std::uint32_t layouts, std::uint32_t num_train, const Difficulty& difficulty);
 
@@ -49,11 +49,14 @@ std::vector<std::uint8_t> layout_counts(const Recipe& recipe);
 std::uint64_t layout_signature(Room room, const std::vector<std::uint8_t>& counts);
 // Layouts are parted by a hash of their signature: none is in both train and valid_unseen.
 bool is_unseen_layout(std::uint64_t signature);
-// Games in the layouts of train are parted by a hash of all that makes them (objects, places, open doors, goal, wording):
-// none is in both train and valid_seen.
+// Games in the layouts of train are parted by a hash of all that makes them (objects, places, open doors, goal,
+// wording): none is in both train and valid_seen.
 bool is_valid_game(std::uint64_t signature);
 
-// Builds the game. It is not won at the start and the planner wins it. Throws std::runtime_error where a thousand
+// Throws std::invalid_argument where a recipe from outside names no split, type, room or difficulty that exists.
+void check(const Recipe& recipe);
+
+// Builds the game. It is not won at the start and the planner wins it. Throws std::invalid_argument where a thousand
 // attempts give no such game (a difficulty whose ranges leave no room for one).
 std::shared_ptr<const World> generate(const Recipe& recipe);
 

@@ -306,8 +306,9 @@ int World::admissible(const State& state, std::string& out) const {
   std::array<std::uint8_t, kMaxReceptacles> here{};
   std::size_t num_here = 0;
   for (const std::uint8_t r : at_[state.location]) here[num_here++] = r;
-  std::sort(here.begin(), here.begin() + num_here,
-            [&](int a, int b) { return spec_.receptacles[a].name < spec_.receptacles[b].name; });
+  if (num_here > 1) {
+    std::sort(here.begin(), here.begin() + num_here, [&](int a, int b) { return rank_[a] < rank_[b]; });
+  }
   const auto per_receptacle = [&](Verb verb, std::uint8_t object) {
     for (std::size_t i = 0; i < num_here; ++i) {
       c = {verb, object, here[i], kNone};
@@ -329,15 +330,19 @@ int World::admissible(const State& state, std::string& out) const {
   per_receptacle(Verb::kClose, kNone);
   if (held != kNone) per_receptacle(Verb::kCoolWith, held);
   for (std::size_t i = 0, j = 0; i < num_here || j < num_near;) {  // "examine": receptacles and objects merged
-    const bool receptacle = j == num_near || (i < num_here && spec_.receptacles[here[i]].name < spec_.objects[near[j]].name);
+    const bool receptacle =
+        j == num_near || (i < num_here && spec_.receptacles[here[i]].name < spec_.objects[near[j]].name);
     c = receptacle ? Command{Verb::kExamineReceptacle, kNone, here[i++], kNone}
                    : Command{Verb::kExamineObject, near[j++], kNone, kNone};
     if (applicable(state, c)) emit();
   }
-  for (const std::uint8_t r : receptacles_by_name_) {
-    c = {Verb::kGo, kNone, r, kNone};
-    if (spec_.receptacles[r].location != state.location && spec_.receptacles[r].location != kNone) emit();
+  std::uint32_t from = 0;
+  for (std::size_t i = 0; i < num_here; ++i) {  // everywhere but here
+    out.append(go_text_, from, go_begin_[rank_[here[i]]] - from);
+    from = go_begin_[rank_[here[i]] + 1];
   }
+  out.append(go_text_, from);
+  count += static_cast<int>(go_begin_.size() - 1 - num_here);
   if (held != kNone) per_receptacle(Verb::kHeatWith, held);
   c = {Verb::kHelp, kNone, kNone, kNone};
   if (spec_.help) emit();

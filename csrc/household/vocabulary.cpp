@@ -98,12 +98,14 @@ const Contains kContains[] = {
 
 // "class required limit weight; …" per room.
 const char* const kRoomReceptacles[kRooms] = {
-    "fridge 1 1 0; microwave 1 1 0; sinkbasin 1 1 0; countertop 1 3 3; cabinet 0 10 6; drawer 0 9 5; stoveburner 0 4 4; "
+    "fridge 1 1 0; microwave 1 1 0; sinkbasin 1 1 0; countertop 1 3 3; cabinet 0 10 6; drawer 0 9 5; "
+    "stoveburner 0 4 4; "
     "coffeemachine 0 1 2; toaster 0 1 2; garbagecan 0 1 2; diningtable 0 1 2; shelf 0 4 2; sidetable 0 1 1",
     "sinkbasin 1 2 1; countertop 1 2 1; toilet 1 1 0; bathtubbasin 0 1 2; cabinet 0 9 5; drawer 0 8 3; "
     "handtowelholder 0 3 3; towelholder 0 2 2; toiletpaperhanger 0 1 2; garbagecan 0 1 2; shelf 0 4 2; cart 0 1 1; "
     "laundryhamper 0 1 1",
-    "bed 1 2 1; sidetable 1 2 2; desk 0 2 3; dresser 0 2 2; drawer 0 10 5; shelf 0 8 4; cabinet 0 6 2; garbagecan 0 1 2; "
+    "bed 1 2 1; sidetable 1 2 2; desk 0 2 3; dresser 0 2 2; drawer 0 10 5; shelf 0 8 4; cabinet 0 6 2; "
+    "garbagecan 0 1 2; "
     "armchair 0 2 2; laundryhamper 0 1 2; safe 0 1 1",
     "sofa 1 2 1; sidetable 1 3 2; coffeetable 0 2 3; tvstand 0 1 2; armchair 0 2 3; diningtable 0 1 1; drawer 0 10 4; "
     "shelf 0 8 3; cabinet 0 8 3; garbagecan 0 1 2; ottoman 0 1 1; dresser 0 1 1; safe 0 1 1; desk 0 1 1"};
@@ -117,19 +119,27 @@ struct ObjectRow {
 
 const ObjectRow kObjects[] = {
     {"alarmclock", "R", "", "desk 3; sidetable 4; dresser 2; shelf 1"},
-    {"apple", "K", "chks", "countertop 4; diningtable 3; fridge 3; sinkbasin 1; garbagecan 1; microwave 1; sidetable 1"},
+    {"apple", "K", "chks",
+     "countertop 4; diningtable 3; fridge 3; sinkbasin 1; garbagecan 1; microwave 1; sidetable 1"},
     {"baseballbat", "R", "", "bed 4; sidetable 1"},
     {"basketball", "R", "", "bed 2; armchair 2; desk 1; dresser 1; sidetable 1"},
-    {"book", "RL", "", "desk 3; bed 3; shelf 3; drawer 1; sofa 1; coffeetable 2; sidetable 2; dresser 2; armchair 1; cabinet 1"},
-    {"bowl", "KL", "ckr", "countertop 3; cabinet 3; fridge 1; diningtable 2; sinkbasin 1; shelf 2; coffeetable 1; sidetable 1; microwave 1"},
-    {"box", "RL", "r", "coffeetable 2; sofa 2; armchair 1; diningtable 2; cabinet 1; sidetable 1; dresser 2; desk 1; shelf 1"},
+    {"book", "RL", "",
+     "desk 3; bed 3; shelf 3; drawer 1; sofa 1; coffeetable 2; sidetable 2; dresser 2; armchair 1; cabinet 1"},
+    {"bowl", "KL", "ckr",
+     "countertop 3; cabinet 3; fridge 1; diningtable 2; sinkbasin 1; shelf 2; coffeetable 1; sidetable 1; microwave 1"},
+    {"box", "RL", "r",
+     "coffeetable 2; sofa 2; armchair 1; diningtable 2; cabinet 1; sidetable 1; dresser 2; desk 1; shelf 1"},
     {"bread", "K", "hks", "countertop 4; diningtable 3; fridge 2; microwave 1; garbagecan 1"},
     {"butterknife", "K", "c", "countertop 3; drawer 4; diningtable 2; sinkbasin 1"},
     {"candle", "BL", "", "countertop 3; toilet 3; shelf 2; cabinet 1; drawer 1; coffeetable 2; sidetable 2; cart 1"},
-    {"cd", "RL", "", "desk 3; drawer 2; shelf 2; safe 1; dresser 2; garbagecan 1; sidetable 2; coffeetable 1; cabinet 1"},
-    {"cellphone", "RL", "", "desk 3; bed 3; drawer 2; sofa 2; dresser 2; coffeetable 2; armchair 1; safe 1; sidetable 2"},
-    {"cloth", "B", "c", "bathtubbasin 3; countertop 2; cabinet 2; sinkbasin 1; toilet 1; laundryhamper 3; garbagecan 1; drawer 1; cart 1"},
-    {"creditcard", "RL", "", "desk 2; drawer 2; sofa 1; coffeetable 2; dresser 3; safe 1; shelf 1; armchair 1; sidetable 3"},
+    {"cd", "RL", "",
+     "desk 3; drawer 2; shelf 2; safe 1; dresser 2; garbagecan 1; sidetable 2; coffeetable 1; cabinet 1"},
+    {"cellphone", "RL", "",
+     "desk 3; bed 3; drawer 2; sofa 2; dresser 2; coffeetable 2; armchair 1; safe 1; sidetable 2"},
+    {"cloth", "B", "c",
+     "bathtubbasin 3; countertop 2; cabinet 2; sinkbasin 1; toilet 1; laundryhamper 3; garbagecan 1; drawer 1; cart 1"},
+    {"creditcard", "RL", "",
+     "desk 2; drawer 2; sofa 1; coffeetable 2; dresser 3; safe 1; shelf 1; armchair 1; sidetable 3"},
     {"cup", "K", "chkr", "cabinet 3; countertop 3; sinkbasin 1; diningtable 2; fridge 1; microwave 1; shelf 2"},
     {"desklamp", "RL", "tx", "desk 4; sidetable 4; dresser 2; shelf 1; coffeetable 1"},
     {"dishsponge", "KB", "c", "sinkbasin 4; countertop 2; drawer 1; cabinet 1; bathtubbasin 2; garbagecan 1; cart 1"},
@@ -137,15 +147,20 @@ const ObjectRow kObjects[] = {
     {"fork", "K", "c", "drawer 4; countertop 2; diningtable 2; sinkbasin 1"},
     {"glassbottle", "K", "", "cabinet 2; countertop 2; fridge 1; shelf 2; diningtable 1"},
     {"handtowel", "B", "", "handtowelholder 8; cabinet 1; countertop 1; drawer 1"},
-    {"houseplant", "KRL", "x", "countertop 2; diningtable 2; sidetable 2; shelf 2; coffeetable 2; dresser 2; desk 2; tvstand 1"},
+    {"houseplant", "KRL", "x",
+     "countertop 2; diningtable 2; sidetable 2; shelf 2; coffeetable 2; dresser 2; desk 2; tvstand 1"},
     {"kettle", "K", "c", "stoveburner 5; countertop 2; cabinet 2; shelf 1; sinkbasin 1"},
-    {"keychain", "RL", "", "sidetable 3; sofa 1; safe 1; drawer 2; desk 2; dresser 3; coffeetable 2; armchair 1; shelf 1"},
+    {"keychain", "RL", "",
+     "sidetable 3; sofa 1; safe 1; drawer 2; desk 2; dresser 3; coffeetable 2; armchair 1; shelf 1"},
     {"knife", "K", "c", "countertop 3; drawer 3; sinkbasin 1; diningtable 2"},
     {"ladle", "K", "c", "countertop 2; drawer 3; cabinet 2; sinkbasin 1; diningtable 1"},
     {"laptop", "RL", "", "desk 4; bed 3; sofa 2; coffeetable 2; diningtable 1; dresser 1; armchair 1; ottoman 1"},
     {"lettuce", "K", "cks", "fridge 5; countertop 3; diningtable 2; sinkbasin 1; garbagecan 1"},
-    {"mug", "KR", "chkr", "cabinet 2; countertop 2; coffeemachine 4; sinkbasin 1; desk 3; shelf 2; fridge 1; microwave 1; dresser 1; sidetable 1"},
-    {"newspaper", "L", "", "coffeetable 3; sofa 3; drawer 1; armchair 2; ottoman 1; sidetable 1; diningtable 1; garbagecan 1"},
+    {"mug", "KR", "chkr",
+     "cabinet 2; countertop 2; coffeemachine 4; sinkbasin 1; desk 3; shelf 2; fridge 1; microwave 1; dresser 1; "
+     "sidetable 1"},
+    {"newspaper", "L", "",
+     "coffeetable 3; sofa 3; drawer 1; armchair 2; ottoman 1; sidetable 1; diningtable 1; garbagecan 1"},
     {"pan", "K", "ckr", "stoveburner 6; countertop 2; cabinet 2; sinkbasin 1; fridge 1; diningtable 1"},
     {"pen", "RL", "", "desk 4; drawer 3; sidetable 2; shelf 1; dresser 1; garbagecan 1; coffeetable 1"},
     {"pencil", "RL", "", "desk 4; drawer 3; sidetable 2; shelf 1; dresser 1; garbagecan 1; coffeetable 1"},
@@ -155,9 +170,11 @@ const ObjectRow kObjects[] = {
     {"plunger", "B", "", "cabinet 3; cart 2"},
     {"pot", "K", "ckr", "stoveburner 6; countertop 2; cabinet 1; sinkbasin 1; fridge 1; shelf 1"},
     {"potato", "K", "chks", "countertop 3; fridge 3; sinkbasin 2; diningtable 2; garbagecan 1; microwave 1"},
-    {"remotecontrol", "L", "", "sofa 4; coffeetable 3; armchair 3; sidetable 2; drawer 1; shelf 1; dresser 1; ottoman 1"},
+    {"remotecontrol", "L", "",
+     "sofa 4; coffeetable 3; armchair 3; sidetable 2; drawer 1; shelf 1; dresser 1; ottoman 1"},
     {"saltshaker", "K", "", "cabinet 2; countertop 3; drawer 2; diningtable 2; shelf 2; sidetable 1"},
-    {"soapbar", "B", "c", "sinkbasin 3; countertop 2; bathtubbasin 2; toilet 1; drawer 1; cabinet 1; garbagecan 1; cart 1"},
+    {"soapbar", "B", "c",
+     "sinkbasin 3; countertop 2; bathtubbasin 2; toilet 1; drawer 1; cabinet 1; garbagecan 1; cart 1"},
     {"soapbottle", "KB", "", "countertop 4; cabinet 2; toilet 2; drawer 1; garbagecan 1; shelf 1"},
     {"spatula", "K", "c", "countertop 2; drawer 4; sinkbasin 1; diningtable 1"},
     {"spoon", "K", "c", "drawer 4; countertop 2; sinkbasin 1; diningtable 2"},
@@ -165,7 +182,8 @@ const ObjectRow kObjects[] = {
     {"statue", "RL", "", "shelf 3; coffeetable 2; sidetable 2; dresser 3; safe 1; desk 1"},
     {"television", "L", "x", "tvstand 6; dresser 1"},
     {"tennisracket", "R", "", "bed 3; desk 1; dresser 2; sidetable 1"},
-    {"tissuebox", "BRL", "", "toilet 3; countertop 1; sidetable 3; coffeetable 2; desk 2; shelf 1; drawer 1; tvstand 1; cart 1"},
+    {"tissuebox", "BRL", "",
+     "toilet 3; countertop 1; sidetable 3; coffeetable 2; desk 2; shelf 1; drawer 1; tvstand 1; cart 1"},
     {"toiletpaper", "B", "", "toiletpaperhanger 6; toilet 4; cabinet 2; drawer 1; countertop 1; garbagecan 1; cart 1"},
     {"tomato", "K", "chks", "countertop 3; fridge 3; diningtable 2; sinkbasin 1; garbagecan 1; microwave 1"},
     {"towel", "B", "", "towelholder 1"},

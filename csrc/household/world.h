@@ -200,6 +200,9 @@ class World {
   std::vector<bool> contains_;
   std::vector<std::uint8_t> objects_by_name_;  // indices in the byte order of their names
   std::vector<std::uint8_t> receptacles_by_name_;
+  std::vector<std::uint8_t> rank_;      // of each receptacle that can be reached, in the byte order of their names
+  std::string go_text_;                 // "go to R\n" of these in that order: the longest part of every list
+  std::vector<std::uint32_t> go_begin_;  // where each starts, and the end
   std::array<std::vector<std::uint8_t>, 256> at_;  // receptacles of a location in list order; at_[kNone] is empty
   std::vector<std::uint8_t> extra_owner_;  // the object of each State::extra
   int num_shared_ = 0;

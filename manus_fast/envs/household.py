@@ -25,7 +25,7 @@ look: look around you
 inventory: check what you carry
 go to (receptacle): walk to a receptacle
 open (receptacle), close (receptacle): where you are
-examine (something): look closely at a receptacle or an object
+examine (something): look closely at a receptacle, or at the object in your hand
 take (object) from (receptacle): you can carry one object
 {put}: put down what you carry
 use (object): turn on a lamp
@@ -119,7 +119,7 @@ class HouseholdBatch:
         self._batch.clone(src, dst)
 
     def save(self, slot: int) -> bytes:
-        """The whole state (under 1 kB), fit for `restore` in any slot of any batch with the same build."""
+        """The whole state (under 2 kB), fit for `restore` in any slot of any batch with the same build."""
         return self._batch.save(slot)
 
     def restore(self, slot: int, state: bytes) -> None:
@@ -275,6 +275,10 @@ class Household:
         self._expert = expert
         self._thoughts = thoughts
         self._grammar = grammar
+        probe = self.make_batch(1)  # options that leave no room for a game are refused here, not in a rollout
+        for split in SPLITS:
+            for task in self.tasks(split)[: len(types)]:
+                probe.reset([0], [task], [0])
         self.instructions = INSTRUCTIONS.format(
             put="move (object) to (receptacle)" if grammar == "move" else "put (object) in/on (receptacle)"
         )
@@ -292,6 +296,10 @@ class Household:
 
     def make_async(self, slots: int) -> InlineEnvs:
         return InlineEnvs(self.make_batch(slots))
+
+    def recipes(self, tasks: Sequence[Task]) -> list[Any]:
+        """The native recipes of tasks, for calls on the native batch itself."""
+        return [_recipe(task, self._grammar == "put") for task in tasks]
 
     def _task(self, split: str, index: int) -> Task:
         recipe = _C.household.recipe(
