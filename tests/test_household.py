@@ -365,3 +365,18 @@ def test_memory_stays_flat_over_many_games():
 
     before = rounds(0, 20)
     assert rounds(20, 60) - before < 4 * 1024  # KiB
+
+
+def test_brief_thoughts_are_subgoals():
+    env = envs.make("household", thoughts="brief", expert="planner", task_types=["pick_heat_then_place_in_recep"])
+    batch = env.make_batch(1)
+    batch.reset([0], env.tasks("train")[:1], [0])
+    thoughts = []
+    while True:
+        actions, (thought,) = batch.expert([0])
+        thoughts.append(thought.split()[0])
+        if batch.step([0], actions)[2][0]:
+            break
+    assert list(dict.fromkeys(thoughts)) == ["take", "heat", "put"]
+    with pytest.raises(ValueError, match="thoughts"):
+        envs.make("household", thoughts="long")

@@ -30,7 +30,7 @@ class Batch {
   void step(const std::vector<int>& slots, const std::vector<std::string_view>& actions, float* reward,
             std::uint8_t* terminated, std::uint8_t* truncated);
   void expert(const std::vector<int>& slots, ExpertKind kind, std::vector<std::string>& actions,
-              std::vector<std::string>& thoughts, bool brief) const;
+              std::vector<std::string>& thoughts, bool brief = false) const;
 
   void clone(int source, int destination);
   // Bytes that restore() takes back in any slot of any batch in any process of the same build.
