@@ -1,0 +1,92 @@
+"""Writes the README's results section from benchmarks/results/*.json; nothing in it is typed by hand.
+
+python -m benchmarks.tables            # rewrites README.md between its results markers
+python -m benchmarks.tables --check    # exits with 1 where README.md differs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+
+
+def section() -> str:
+    """The results section in Markdown; files that are absent are left out."""
+    parts = ["## Results", ""]
+    if (RESULTS / "h200.json").is_file():
+        parts += _ops(json.loads((RESULTS / "h200.json").read_text()))
+    if (RESULTS / "demo.json").is_file():
+        parts += _demo(json.loads((RESULTS / "demo.json").read_text()))
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _ops(rows: list[dict[str, Any]]) -> list[str]:
+    """One line a case: ours, and the fastest of the others in the same run."""
+    device, torch = rows[0]["device"], rows[0]["torch"]
+    lines = [
+        f"Ops on one {device}, torch {torch}: milliseconds (median, L2 flushed), beside the fastest peer that was",
+        "measured in the same run. `docs/kernels.md` has designs, memory, targets and what falls short of them, and",
+        "`manus-fast bench OP` measures. Liger's SM90 kernel was not among the peers of linear_logprob.",
+        "",
+        "| op | case | pass | ours | | fastest peer | | ratio |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["op"], row["case"], row["pass"]), []).append(row)
+    for (op, case, kind), members in groups.items():
+        ours = [row for row in members if row["backend"].startswith("manus_fast") and "packed" not in row["backend"]]
+        peers = [row for row in members if not row["backend"].startswith("manus_fast")]
+        ours = [row for row in ours if "turn level" not in row["backend"]]
+        if kind == "fwd":  # without gradients nothing is kept: the mode has no forward time of its own there
+            ours = [row for row in ours if not row["backend"].endswith("keep")]
+        if not ours or not peers:
+            continue
+        best, peer = (min(side, key=lambda row: row["ms"]) for side in (ours, peers))
+        name = best["backend"].removeprefix("manus_fast ")
+        lines.append(
+            f"| {op} | {case} | {kind} | **{best['ms']:.3g}** | {name} | {peer['ms']:.4g} | {peer['backend']} "
+            f"| {peer['ms'] / best['ms']:.1f}× |"
+        )
+    return [*lines, ""]
+
+
+def _demo(record: dict[str, Any]) -> list[str]:
+    tasks = record["rows"][0]["tasks"]
+    lines = [
+        f"The demo on {record['cpus']} CPU cores: success in per cent on the {tasks} tasks of valid_unseen",
+        f"(`{record['command']}`).",
+        "",
+        "| seed | SFT | PPO | SFT continued for PPO's time | PPO - SFT | PPO - control |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in [*record["rows"], {"seed": "mean", **record["mean"]}]:
+        numbers = (row[name] for name in ("sft", "ppo", "control", "ppo_minus_sft", "ppo_minus_control"))
+        lines.append(f"| {row['seed']} | " + " | ".join(f"{100 * number:.1f}" for number in numbers) + " |")
+    return [*lines, ""]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where README.md differs")
+    arguments = parser.parse_args(argv)
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    new = f"{before}{BEGIN}\n{section()}{END}{after}"
+    if arguments.check:
+        sys.exit(0 if new == text else "README.md: its results section differs from benchmarks/results: run it again")
+    readme.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
