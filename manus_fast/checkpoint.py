@@ -165,22 +165,6 @@ def clean(root: str | os.PathLike[str]) -> list[Path]:
     return removed
 
 
-def check_writable(root: str | os.PathLike[str]) -> None:
-    """Makes `root` and tries a file in it, so that a run learns at its start that it cannot save.
-
-    Raises:
-        ValueError: it cannot be written.
-    """
-    root = Path(root)
-    probe = root / f".writable.{os.getpid()}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(f"output_dir: expected a folder that can be written, got {root}: {error.strerror}") from error
-
-
 def rng_state() -> dict[str, Any]:
     """State of torch's (CPU and CUDA), numpy's and Python's global generators, JSON-compatible."""
     numpy_state = np.random.get_state()
