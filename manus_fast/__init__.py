@@ -18,7 +18,6 @@ _EXPORTS = {
     "Report": "manus_fast.evaluate",
     "Trainer": "manus_fast.trainer",
     "compare": "manus_fast.evaluate",
-    "evaluate": "manus_fast.evaluate",
     "load_config": "manus_fast.config",
     "load_model": "manus_fast.modeling.load",
     "make_environment": "manus_fast.player",

@@ -171,8 +171,12 @@ def _bind(hint: Any, value: Any, key: str, base: Any, root: type[Any]) -> Any:
             return int(value)  # 1e6 is a float in YAML
         if option is Path and isinstance(value, str):
             return Path(value)
-        if origin is Literal and any(value == choice and type(value) is type(choice) for choice in arguments):
-            return value
+        if origin is Literal:
+            # YAML 1.1 reads the bare words no, off, yes and on as truth values.
+            words = () if type(value) is not bool else ("yes", "on") if value else ("no", "off")
+            for choice in arguments:
+                if choice in words or (value == choice and type(value) is type(choice)):
+                    return choice
         if (option is list or origin is list) and isinstance(value, list):
             item = arguments[0] if arguments else Any
             return [_bind(item, part, f"{key}[{i}]", None, root) for i, part in enumerate(value)]

@@ -72,6 +72,18 @@ def test_union_with_a_dataclass(tmp_path):
     assert config.ppo.entropy == Schedule("cosine", 2.0)
 
 
+def test_bare_words_that_yaml_takes_for_truth_values():
+    @dataclass
+    class Saving:
+        strategy: Literal["no", "steps"] = "steps"
+        switch: Literal["on", "auto"] = "auto"
+        flag: Literal[True, "auto"] = "auto"
+
+    assert from_mapping(Saving, {"strategy": False, "switch": True, "flag": True}) == Saving("no", "on", True)
+    with pytest.raises(ValueError, match="strategy: expected one of no, steps, got true"):
+        from_mapping(Saving, {"strategy": True})
+
+
 def test_optional_block_and_null(tmp_path):
     assert load_config(Root, written(tmp_path, "search: {epochs: 9}")).search == PPO(epochs=9)
     assert load_config(Root, written(tmp_path, "search: null\nlimit: null")).search is None
