@@ -52,7 +52,7 @@ def closed(batch: TreeBatch, priors: np.ndarray, values: np.ndarray, simulations
     batch.search_given(simulations, priors, values)
 
 
-def best_seconds(make: Callable[[], Callable[[], object]], repeats: int = 7, budget_s: float = 4.0) -> float:
+def best_seconds(make: Callable[[], Callable[[], object]], repeats: int = 15, budget_s: float = 4.0) -> float:
     """The best time of the function that `make` prepares anew for each repetition; the first one warms up."""
     times: list[float] = []
     started = time.perf_counter()
