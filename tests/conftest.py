@@ -3,9 +3,20 @@
 import importlib.util
 import os
 
+import pytest
+
 # The environment that has alfworld has no torch: its tests need none.
 if importlib.util.find_spec("torch") is not None:
     import torch
 
     if not torch.cuda.is_available():
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_modifyitems(items):
+    """Tests marked gpu are skipped where there is none, whether or not they say so themselves."""
+    if importlib.util.find_spec("torch") is not None and torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -119,7 +119,7 @@ class HouseholdBatch:
         self._batch.clone(src, dst)
 
     def save(self, slot: int) -> bytes:
-        """The whole state (under 2 kB), fit for `restore` in any slot of any batch with the same build."""
+        """The whole state (under 3 kB), fit for `restore` in any slot of any batch with the same build."""
         return self._batch.save(slot)
 
     def restore(self, slot: int, state: bytes) -> None:
