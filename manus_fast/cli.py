@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from manus_fast import __version__
-from manus_fast.commands import env, machine, measure, models, train
+from manus_fast.commands import data, env, machine, measure, models, train
 from manus_fast.errors import DONE, OURS, USERS, is_users_mistake, sentence, write_log
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ app.command()(machine.info)
 app.command()(machine.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(env.app, name="env")
+app.add_typer(data.app, name="data")
 
 
 def _version(wanted: bool) -> None:

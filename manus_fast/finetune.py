@@ -6,6 +6,8 @@ FineTune(config).run()
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +16,9 @@ from manus_fast.agent.trajectory import Row
 from manus_fast.checkpoint import latest, load, save
 from manus_fast.config import save_config, to_dict
 from manus_fast.data.demonstrations import demonstrate
-from manus_fast.data.react import demonstration_rows
+from manus_fast.data.load import load_conversations
+from manus_fast.data.react import demonstration_rows, keep_trainable, message_rows
+from manus_fast.data.schema import Conversation
 from manus_fast.envs.base import Environment, Task
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.learn.backend import make_backend
@@ -28,6 +32,8 @@ from manus_fast.rollout.seeds import derive
 from manus_fast.run_config import Config
 from manus_fast.tracking import Tracking, prepare_folder
 from manus_fast.versions import write_versions
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -55,20 +61,16 @@ class FineTune:
         self, config: Config, model: Any = None, tokenizer: Any = None, environment: Environment | None = None
     ):
         prepare_process()
-        if config.data.name is not None:
-            raise ValueError(
-                "data.name: expected null (the environment's expert demonstrates), "
-                f"got {config.data.name!r}: named datasets are not read yet"
-            )
         self.config = config
         self.folder = prepare_folder(config.training.output_dir)
         if model is None:
             model, tokenizer = config.model.open()
         self.player = Player(config, model, tokenizer, environment)
         self.tokenizer = tokenizer
-        self.tasks = training_tasks(
-            self.player.environment.tasks(config.environment.split), config.data.demonstrations, config.training.seed
-        )
+        # A named dataset takes the expert's place.
+        split = self.player.environment.tasks(config.environment.split)
+        count = config.data.demonstrations if config.data.name is None else 0
+        self.tasks = training_tasks(split, count, config.training.seed)
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
         self.policy = Policy(model, "none", config.model.gradient_checkpointing)
         self.backend = make_backend(self.policy, config.backend, config.sft.optimizer(), config.model.dtype)
@@ -91,7 +93,8 @@ class FineTune:
     def run(self, rows: Sequence[Row] | None = None) -> FineTuned:
         """Trains on `rows`, or on demonstrations of the environment's expert; the model is in `output_dir`/model."""
         config, training = self.config, self.config.training
-        rows = self.demonstrations() if rows is None else rows
+        if rows is None:
+            rows = self.demonstrations() if config.data.name is None else self.conversations(config.data.name)
         total = config.sft.epochs * steps_per_epoch(len(rows), config.sft.batch_size)
         with Progress("sft", total) as progress:
 
@@ -142,6 +145,26 @@ class FineTune:
                 f"{player.environment.max_steps} steps (environment.max_steps), got none of {len(tasks)}"
             )
         return rows
+
+    def conversations(self, name: str) -> list[Row]:
+        """Rows of a named dataset, its replies in the agent's form; skipped rows are logged with their reasons."""
+        dropped: Counter[str] = Counter()
+        items = load_conversations(name, dropped, self.player.protocol)
+        rows = [row for number, item in enumerate(items) for row in self._rows(item, number)]
+        rows, empty = keep_trainable(rows)
+        if empty:
+            dropped["row without a trainable token"] = empty
+        if dropped:
+            _LOG.warning("data.name: skipped %s", ", ".join(f"{n} ({reason})" for reason, n in dropped.items()))
+        if not rows:
+            raise ValueError(f"data.name: expected at least one conversation to train on, got none in {name!r}")
+        return rows
+
+    def _rows(self, item: Conversation, number: int) -> list[Row]:
+        """Rows of one conversation, with the agent's system message where it brings none."""
+        system = {"role": "system", "content": self.player.system_prompt}
+        own = item.messages[0]["role"] == "system"
+        return message_rows(self.player.context, item.messages if own else [system, *item.messages], number)
 
     def evaluate(self) -> Report:
         """Plays the validation panel with the policy as it is."""

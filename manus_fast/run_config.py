@@ -58,7 +58,7 @@ class DataConfig:
     """The `data` block: what supervised fine-tuning learns from."""
 
     name: str | None = None
-    """A dataset; null: episodes that the environment's own expert plays."""
+    """A JSONL, JSON or parquet file, a folder of them, or a hub name; null: the environment's own expert plays."""
     expert: str | None = None
     """Kind of expert, by the environment's own names; null: the environment's first."""
     demonstrations: int = 1000

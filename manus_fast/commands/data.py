@@ -1,0 +1,90 @@
+"""`manus-fast data`: published datasets mixed into training files, shown and counted."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import islice
+from typing import Annotated
+
+import typer
+
+from manus_fast.errors import UserError
+
+app = typer.Typer(help="Builds, shows and counts training data.", no_args_is_help=True)
+
+Name = Annotated[str, typer.Argument(metavar="DATA", help="JSONL, JSON or parquet file, folder, or hub name.")]
+
+
+@app.callback()
+def _data() -> None: ...
+
+
+@app.command()
+def build(
+    sources: Annotated[list[str], typer.Argument(metavar="DATA[=WEIGHT]...", help="Sources with their shares.")],
+    out: Annotated[str, typer.Option("--output_dir", help="Gets train.jsonl, valid.jsonl and report.json.")],
+    valid: Annotated[float, typer.Option("--valid", help="Share of tasks for validation.")] = 0.05,
+    max_turns: Annotated[int, typer.Option("--max_turns", help="Longest conversation, in replies.")] = 100,
+    max_chars: Annotated[int, typer.Option("--max_chars", help="Longest conversation, in characters.")] = 100_000,
+    similarity: Annotated[float, typer.Option("--similarity", help="From which two are near duplicates.")] = 0.9,
+    style: Annotated[str, typer.Option("--style", help="react, tags or act.")] = "react",
+    seed: Annotated[int, typer.Option("--seed", help="Of the mix and the split.")] = 0,
+) -> None:
+    """Mixes datasets by weight, drops malformed rows and near duplicates, splits by task, and says what was dropped."""
+    from manus_fast.agent.protocol import Protocol
+    from manus_fast.data.build import BuildConfig
+    from manus_fast.data.build import build as make
+
+    report = make([_source(word) for word in sources], out, BuildConfig(valid, max_turns, max_chars, similarity, seed),
+                  Protocol(style))  # fmt: skip
+    typer.echo(json.dumps(report, indent=2))
+
+
+@app.command()
+def show(
+    name: Name,
+    limit: Annotated[int, typer.Option("--limit", help="Conversations.")] = 1,
+    raw: Annotated[bool, typer.Option("--raw", help="Replies as the dataset has them.")] = False,
+) -> None:
+    """Prints conversations with what is trained on in green."""
+    from rich.console import Console
+    from rich.text import Text
+
+    from manus_fast.agent.protocol import Protocol
+    from manus_fast.data.load import load_conversations
+
+    console, dropped = Console(), Counter()
+    for item in islice(load_conversations(name, dropped, None if raw else Protocol()), limit):
+        console.print(Text(f"{item.source} {item.id} ({item.domain})", "bold"))
+        for message in item.messages:
+            style = "green" if message["trainable"] else ""
+            console.print(Text(f"{message['role']}: ", "dim"), Text(message["content"], style), sep="")
+    _skipped(dropped)
+
+
+@app.command()
+def stats(name: Name) -> None:
+    """Counts conversations, turns, lengths, sources and domains, and the rows that were skipped."""
+    from manus_fast.agent.protocol import Protocol
+    from manus_fast.data.build import statistics
+    from manus_fast.data.load import load_conversations
+
+    dropped: Counter[str] = Counter()
+    items = list(load_conversations(name, dropped, Protocol()))
+    typer.echo(json.dumps({**statistics(items), "dropped": dict(sorted(dropped.items()))}, indent=2))
+
+
+def _source(word: str) -> tuple[str, float]:
+    name, equals, weight = word.rpartition("=")
+    if not equals:
+        return word, 1.0
+    try:
+        return name, float(weight)
+    except ValueError as error:
+        raise UserError(f"data build: expected DATA or DATA=WEIGHT, got {word!r}") from error
+
+
+def _skipped(dropped: Counter[str]) -> None:
+    for reason, count in sorted(dropped.items()):
+        typer.echo(f"skipped {count}: {reason}", err=True)
