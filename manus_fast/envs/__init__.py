@@ -15,3 +15,12 @@ def _household(**options: Any) -> Environment:
 
 
 register("household", _household)
+
+
+def _webshop(**options: Any) -> Environment:
+    from manus_fast.envs.webshop.shop import WebShop
+
+    return WebShop(**options)
+
+
+register("webshop", _webshop)

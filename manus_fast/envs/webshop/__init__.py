@@ -1,0 +1,1 @@
+"""WebShop: its reward and a generated catalogue."""
