@@ -228,7 +228,8 @@ class WebShopBatch:
         return texts, rewards, over[0], over[1], infos
 
     def expert(self, slots: Sequence[int], kind: str | None = None) -> tuple[list[str], list[str]]:
-        """The next command of an expert that knows the goal's product, and why."""
+        """The next command of an expert that searches for what the instruction says and knows which of the products
+        found is the goal's, and why."""
         if kind not in (None, "planner"):
             raise ValueError(f"data.expert: expected planner, got {kind!r}")
         moves = [_advise(self._session(slot)) for slot in slots]
@@ -259,7 +260,8 @@ class WebShopBatch:
 def _advise(session: Session) -> tuple[str, str]:
     goal, state = session.goal, session.state
     if state["page"] == "search":
-        return f"search[{goal.name.lower()}]", "search for what is wanted"
+        words = " ".join([goal.query, *goal.attributes, *goal.options.values()])  # what the instruction says
+        return f"search[{words.lower()}]", "search for what is wanted"
     if state["page"] == "results":
         wanted = goal.asin.lower()
         if wanted in session.results():
