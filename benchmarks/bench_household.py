@@ -43,7 +43,7 @@ def measure(level: int, worlds: int, repeats: int) -> tuple[dict[str, float], fl
     seeds = [0] * worlds
     timer, rng, commands = Timer(), np.random.default_rng(0), []
     recipes = env.recipes(tasks)
-    for _ in range(max(3, repeats // 10)):
+    for _ in range(repeats // 2 + 1):
         timer("reset", native.reset, slots, recipes)
         timer("reset + str", batch.reset, slots, tasks, seeds)
 
