@@ -235,3 +235,19 @@ def test_every_offered_name_exists():
     for name in manus_fast.__all__:
         # A name that is a part of the package as well would be the module or the function, by the order of imports.
         assert getattr(manus_fast, name) is not None and not isinstance(getattr(manus_fast, name), type(cli)), name
+
+
+def test_the_closing_table_is_whole_where_there_is_no_terminal(capsys, tmp_path):
+    from test_evaluate import report
+
+    from manus_fast.commands import show
+    from manus_fast.demo import Stage
+
+    folder = tmp_path / ("long" * 20)
+    show.stages(
+        [Stage("SFT", folder, 61.0, report("a", {"t0"})), Stage("SFT continued", folder, 61.0, report("b", {"t1"}))],
+        200.0,
+    )
+    shown = capsys.readouterr().out
+    assert "\u2026" not in shown and "SFT continued" in shown and "95 % interval" in shown and "10.0 %" in shown
+    assert str(folder / "model") in shown

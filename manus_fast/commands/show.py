@@ -58,8 +58,8 @@ def stages(stages: Sequence[Stage], seconds: float) -> None:
 
     first = stages[0].report
     table = Table(box=None, title=f"{first.suite}/{first.split}, {first.summary.tasks} tasks, each once")
-    for name in ("", "trained", "success", "95 % interval", "steps", "valid actions", "model"):
-        table.add_column(name, justify="left" if name in ("", "model") else "right", no_wrap=True)
+    for name in ("", "trained", "success", "95 % interval", "steps", "valid actions"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
     for stage in stages:
         summary = stage.report.summary
         rate = summary.success
@@ -70,8 +70,9 @@ def stages(stages: Sequence[Stage], seconds: float) -> None:
             f"{100 * rate.low:.1f} to {100 * rate.high:.1f}",
             f"{summary.mean_steps:.1f}",
             f"{100 * summary.valid_action_rate:.1f} %",
-            str(stage.folder / "model"),
         )
     console = Console()
-    console.print(table, soft_wrap=True)
+    console.print(table)
+    for stage in stages:
+        console.print(f"{stage.name}: {stage.folder / 'model'}", highlight=False, soft_wrap=True)
     console.print(f"{seconds:.0f} s in all, evaluation and set-up of the policy included")
