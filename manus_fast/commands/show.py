@@ -23,7 +23,8 @@ def report(report: Report) -> None:
     table.add_row("success", _percent(summary.success))
     for kind, rate in summary.per_type.items():
         table.add_row(f"  {kind}", _percent(rate))
-    table.add_row("steps", f"{summary.mean_steps:.1f} (solved tasks {summary.mean_steps_success:.1f})")
+    solved = f" (solved tasks {summary.mean_steps_success:.1f})" if summary.success.k else ""
+    table.add_row("steps", f"{summary.mean_steps:.1f}{solved}")
     table.add_row("valid actions", f"{100 * summary.valid_action_rate:.1f} %")
     table.add_row("format", f"{100 * summary.format_rate:.1f} %")
     table.add_row("cut by the step limit", f"{100 * summary.truncated_rate:.1f} %")
