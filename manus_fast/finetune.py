@@ -72,7 +72,7 @@ class FineTune:
         count = config.data.demonstrations if config.data.name is None else 0
         self.tasks = training_tasks(split, count, config.training.seed)
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
-        self.policy = Policy(model, "none", config.model.gradient_checkpointing)
+        self.policy = Policy(model, "none", config.model.gradient_checkpointing, config.model.compile)
         self.backend = make_backend(self.policy, config.backend, config.sft.optimizer(), config.model.dtype)
         self.state = SFTState()
         newest = latest(self.folder) if config.training.resume else None

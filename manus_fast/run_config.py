@@ -31,6 +31,8 @@ class ModelConfig:
     """As torch names it; auto: the GPU where there is one."""
     gradient_checkpointing: bool = False
     """Keep only layer inputs for the backward pass and compute the rest again."""
+    compile: bool = False
+    """Compile the decoder's layers (torch.compile): faster steps on a GPU, for tens of seconds at the start."""
     use_flash_attention_2: bool = False
     """Use flash-attn where it is installed; without it a sentence says so and torch's own kernels serve."""
 

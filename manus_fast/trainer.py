@@ -78,7 +78,7 @@ class Trainer:
         self.tokenizer = tokenizer
         self.tasks = self.player.environment.tasks(config.environment.split)
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
-        self.policy = Policy(model, config.ppo.critic_kind, config.model.gradient_checkpointing)
+        self.policy = Policy(model, config.ppo.critic_kind, config.model.gradient_checkpointing, config.model.compile)
         self.backend = make_backend(self.policy, config.backend, config.ppo.optimizer(), config.model.dtype)
         self.updater = PolicyGradientUpdate(
             self.policy,

@@ -1,4 +1,5 @@
 import copy
+import functools
 
 import pytest
 import torch
@@ -103,6 +104,29 @@ def test_gradient_checkpointing_changes_nothing(critic):
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], atol=1e-4, rtol=1e-4)
+
+
+def test_layers_share_one_compiled_code(monkeypatch):
+    """Compiled layers give the same scores and gradients for every number of tokens, and are traced once for all."""
+    compiled = functools.partial(module.attention.compile_layers, backend="eager")
+    monkeypatch.setattr(module.attention, "compile_layers", compiled)
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    plain, fast = Policy(tiny_model(layers=4)), Policy(tiny_model(layers=4), compile_layers=True)
+    seen = []
+    for number in (3, 5, 8):
+        packed = pack(random_rows(number, seed=number))
+        results = []
+        for policy in (plain, fast):
+            policy.score(packed).log_prob.sum().backward()
+            results.append([policy.score(packed).log_prob.detach(), *(p.grad for p in policy.parameters())])
+            policy.zero_grad()
+        for one, two in zip(*results, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+        seen.append(graphs["unique_graphs"])
+    assert 0 < seen[0] <= 6 and seen[-1] == seen[0]
+    reference = Reference(fast)
+    torch.testing.assert_close(reference.log_prob(packed), results[0][0], atol=1e-5, rtol=1e-4)
 
 
 def test_scoring_in_packs_equals_scoring_at_once():

@@ -105,8 +105,8 @@ class PackedRows:
         lengths = self.lengths[index]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        tokens = torch.from_numpy(np.repeat(starts[index], lengths) + within).to(self.device)
-        picked = torch.from_numpy(index).to(self.device)
+        source = np.repeat(starts[index], lengths) + within
+        tokens, picked = self._sent(source), self._sent(index)
         changed: dict[str, object] = {}
         for name in _TOKEN_FIELDS:
             value = getattr(self, name)
@@ -114,13 +114,18 @@ class PackedRows:
         for name in _ROW_FIELDS:
             value = getattr(self, name)
             changed[name] = None if value is None else value[picked]
-        mask = self._host_mask()[tokens.cpu().numpy()]
-        changed["row"] = torch.from_numpy(np.repeat(np.arange(len(index)), lengths)).to(self.device)
-        changed["cu_seqlens"] = torch.from_numpy(offsets.astype(np.int32)).to(self.device)
-        changed["trainable"] = torch.from_numpy(np.flatnonzero(mask)).to(self.device)
+        mask = self._host_mask()[source]
+        changed["row"] = self._sent(np.repeat(np.arange(len(index)), lengths))
+        changed["cu_seqlens"] = self._sent(offsets.astype(np.int32))
+        changed["trainable"] = self._sent(np.flatnonzero(mask))
         selected = replace(self, lengths=lengths, **changed)
         selected._mask = mask
         return selected
+
+    def _sent(self, array: np.ndarray) -> torch.Tensor:
+        """The array on this batch's device. Through pinned memory: a copy from elsewhere waits for queued kernels."""
+        tensor = torch.from_numpy(array)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     _mask = None
 

@@ -229,9 +229,9 @@ class SingleProcessBackend:
     @torch.no_grad()
     def _publish(self) -> None:
         """Rounds the masters into the compute weights."""
-        for name, master in self._masters.items():
-            if self._params[name] is not master:
-                self._params[name].copy_(master)
+        pairs = [(self._params[name], m) for name, m in self._masters.items() if self._params[name] is not m]
+        if pairs:
+            torch._foreach_copy_([p for p, _ in pairs], [m for _, m in pairs])
 
 
 def make_backend(

@@ -22,6 +22,7 @@ from torch import nn
 
 from manus_fast.agent.trajectory import Row
 from manus_fast.data.packing import PackedRows, micro_batches, pack
+from manus_fast.modeling import attention
 from manus_fast.modeling.attention import packed_hidden, use_packed_attention
 from manus_fast.ops import linear_logprob
 
@@ -51,12 +52,19 @@ class Policy(nn.Module):
             decoder of its own that starts as a copy of the policy's. The head is float32 and starts at 0, so that a
             fresh critic predicts 0 everywhere.
         gradient_checkpointing: keep only layer inputs for the backward pass and compute the rest again.
+        compile_layers: compile the decoders' layers (see `modeling.attention.compile_layers`).
 
     Raises:
         ValueError: unknown critic, no output embeddings, or attention that packed rows cannot express.
     """
 
-    def __init__(self, model: nn.Module, critic: str = "none", gradient_checkpointing: bool = False):
+    def __init__(
+        self,
+        model: nn.Module,
+        critic: str = "none",
+        gradient_checkpointing: bool = False,
+        compile_layers: bool = False,
+    ):
         super().__init__()
         if critic not in CRITICS:
             raise ValueError(f"ppo.critic: expected one of {', '.join(CRITICS)}, got {critic!r}")
@@ -82,6 +90,10 @@ class Policy(nn.Module):
             for trunk in (model, self.critic):
                 if trunk is not None:
                     trunk.gradient_checkpointing_enable({"use_reentrant": False})
+        if compile_layers:
+            for trunk in (model, self.critic):
+                if trunk is not None:
+                    attention.compile_layers(trunk)
 
     @property
     def device(self) -> torch.device:

@@ -34,6 +34,7 @@ class AttentionPlan(Protocol):
         ...
 
 
+@torch.compiler.disable  # a compiled layer breaks its graph here: a plan's numbers change with every call
 def _attend(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -83,6 +84,24 @@ def use_packed_attention(model: PreTrainedModel) -> None:
         # Their frequencies follow the longest sequence of the batch, so a row would depend on its neighbours.
         raise ValueError(f"model: expected fixed rotary frequencies, got rope type {rope['rope_type']!r} ({name})")
     model.set_attn_implementation(IMPLEMENTATION)
+
+
+def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
+    """Has torch.compile fuse the element-wise work of each decoder layer, in place.
+
+    All layers share one compiled code, whatever the number of tokens; the first call takes tens of seconds. What runs
+    between the products (norms, rotary positions, gates) then reads and writes memory about half as often.
+
+    Raises:
+        ValueError: the decoder keeps no list of layers.
+    """
+    decoder = _unwrap(model)
+    decoder = getattr(decoder, "base_model", decoder)
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, torch.nn.ModuleList):
+        raise ValueError(f"model.compile: expected a decoder with a list of layers, got {type(decoder).__name__}")
+    for layer in layers:
+        layer.compile(dynamic=True, backend=backend)
 
 
 def output_head(model: PreTrainedModel) -> torch.nn.Linear:
