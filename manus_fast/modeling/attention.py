@@ -11,6 +11,7 @@ No [N, N] mask exists on any path: the name is not in transformers' mask interfa
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,9 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
 IMPLEMENTATION = "manus_fast_packed"
+
+# torch 2.11's varlen_attn takes fewer key heads than query heads as they come; later ones want to be told.
+_GROUPED = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 
 # Extra arguments that models hand to their attention function and that change its result.
 _UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias", "head_mask")
@@ -181,7 +185,7 @@ class PackedRows:
                 self.max_length,
                 scale=scale,
                 window_size=(-1, 0),
-                enable_gqa=query.shape[1] != key.shape[1],
+                **(_GROUPED if query.shape[1] != key.shape[1] else {}),
             )
         if self._lengths is None:  # once per forward: on CUDA this waits for the device
             self._lengths = [n for n in self.cu_seqlens.diff().tolist() if n]
