@@ -12,7 +12,7 @@ from manus_fast.config import load_config, read_values
 from manus_fast.envs.config import EnvironmentConfig
 from manus_fast.learn.backend import BackendConfig
 from manus_fast.learn.losses import PPOConfig
-from manus_fast.learn.presets import preset
+from manus_fast.learn.presets import group_size, preset
 from manus_fast.learn.schedules import Schedule, schedule
 from manus_fast.learn.sft import SFTConfig
 from manus_fast.modeling.load import load_model
@@ -99,7 +99,7 @@ class TrainingConfig:
     num_rollouts: int = 128
     """Trajectories an iteration, over all ranks."""
     group_size: int = 1
-    """Trajectories of one task among them; group advantages need 2 or more."""
+    """Trajectories of one task among them; group advantages need 2 or more, and their presets set 8."""
     rollout_workers: int | None = None
     """Worker processes of an environment that needs them; null: the environment's choice."""
     learning_rate: float | Schedule = 1e-6
@@ -169,4 +169,5 @@ class Config:
         algorithm = read_values(path, overrides).get("algorithm", cls.algorithm)
         if not isinstance(algorithm, str):
             raise ValueError(f"algorithm: expected a name, got {algorithm!r}")
-        return load_config(cls, path, overrides, beneath={"ppo": preset(algorithm)})
+        beneath = {"ppo": preset(algorithm), "training": {"group_size": group_size(algorithm)}}
+        return load_config(cls, path, overrides, beneath=beneath)

@@ -24,7 +24,7 @@ from manus_fast.learn.backend import make_backend
 from manus_fast.learn.correction import warn_of_truncated_sampling
 from manus_fast.learn.policy import Policy
 from manus_fast.learn.schedules import schedule
-from manus_fast.learn.update import PolicyGradientUpdate, check_batch_size
+from manus_fast.learn.update import PolicyGradientUpdate, check_batch_size, check_group_size
 from manus_fast.player import Player
 from manus_fast.process import prepare_process
 from manus_fast.profile import Phases
@@ -70,6 +70,7 @@ class Trainer:
         prepare_process()
         training = config.training
         check_batch_size(config.ppo.batch_size, training.num_rollouts)
+        check_group_size(config.ppo, training.group_size)
         self.config = config
         self.folder = prepare_folder(training.output_dir)
         if model is None:

@@ -6,6 +6,8 @@ import torch
 from manus_fast.learn.losses import PPOConfig
 from manus_fast.learn.presets import PRESETS, preset
 from manus_fast.learn.schedules import Schedule
+from manus_fast.learn.update import check_group_size
+from manus_fast.run_config import Config
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,15 @@ def test_presets_are_valid_and_can_be_overridden(name):
     config = PPOConfig(**{**preset(name), "epochs": 7})
     assert config.epochs == 7
     assert math.isfinite(config.clip_range)
+
+
+def test_group_algorithms_compare_several_episodes_of_a_task():
+    sizes = {name: Config.load(None, [f"algorithm={name}"]).training.group_size for name in PRESETS}
+    assert {name for name, size in sizes.items() if size == 1} == {"ppo", "reinforce++"}
+    assert Config.load(None, ["algorithm=grpo", "training.group_size=4"]).training.group_size == 4
+    check_group_size(PPOConfig(), 1)
+    with pytest.raises(ValueError, match=r"training.group_size: expected an integer >= 2 for ppo.advantage 'rloo'"):
+        check_group_size(PPOConfig(**preset("rloo")), 1)
 
 
 def test_unknown_algorithm():

@@ -297,10 +297,15 @@ def test_kl_in_the_reward_is_the_log_ratio_of_each_token():
     packed = module.pack(ROWS)
     plain = packed.reward.clone()
     update._score(packed)
-    update._reference_terms(packed, 0.5)
+    nothing = torch.zeros(0)
+    episodes = Episodes(torch.ones(12), torch.zeros(12).long(), nothing, nothing, nothing, nothing, nothing)
+    less, _ = update._reference_terms(packed, episodes, 0.5)
     gap = packed.old_log_prob - reference.log_prob(packed)
     torch.testing.assert_close(packed.reward, plain - 0.5 * gap * packed.loss_mask)
     assert gap.abs().max() > 0.01
+    # Group advantages read an episode's reward: it is less by what its tokens are, row for row.
+    by_row = torch.stack([part.sum() for part in (plain - packed.reward).split(list(packed.lengths))])
+    torch.testing.assert_close(1.0 - less.reward, by_row)
 
 
 def test_adaptive_kl_reacts_to_the_measured_kl():

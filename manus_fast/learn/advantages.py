@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -72,6 +72,13 @@ class Episodes:
             anchor=torch.tensor([_hash(turn.observation) for turn in turns], dtype=torch.int64),
             cu_turns=torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)),
         )
+
+    def less(self, packed: PackedRows, cost: torch.Tensor) -> Episodes:
+        """The same episodes with `cost` (float32 [N], per token of `packed`) taken off their rewards. GiGPO's step
+        returns stay as they are, as in its authors' code: a KL penalty belongs to the episode."""
+        token, device = packed.episode[packed.row], packed.device
+        total = torch.zeros(len(self.reward), dtype=torch.float64, device=device).index_add(0, token, cost.double())
+        return replace(self, reward=self.reward - total.to(self.reward))
 
 
 @dataclass

@@ -17,6 +17,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from manus_fast.learn.advantages import GROUP_KINDS
+
+# Episodes of one task that group advantages compare, where the config does not say: as GiGPO's authors play ALFWorld.
+GROUP_SIZE = 8
+
 _GRPO = {"advantage": "grpo", "aggregation": "seq-mean-token-mean"}
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -30,6 +35,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gspo": {**_GRPO, "ratio": "sequence", "clip_range": 3e-4, "clip_range_high": 4e-4},
     "cispo": {"advantage": "grpo", "clip": "cispo", "clip_range": 1.0, "clip_range_high": 0.28},
 }
+
+
+def group_size(algorithm: str) -> int:
+    """`training.group_size` of a preset: group advantages need more than one episode of a task."""
+    return GROUP_SIZE if PRESETS[algorithm]["advantage"] in GROUP_KINDS else 1
 
 
 def preset(algorithm: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ import torch
 
 from manus_fast.agent.trajectory import Row
 from manus_fast.data.packing import PackedRows, micro_batch_rows, pack
-from manus_fast.learn.advantages import Advantages, Episodes, estimate
+from manus_fast.learn.advantages import GROUP_KINDS, Advantages, Episodes, estimate
 from manus_fast.learn.backend import Backend
 from manus_fast.learn.correction import check_mode, importance_weights
 from manus_fast.learn.guard import FiniteGuard
@@ -63,6 +63,14 @@ def check_batch_size(batch_size: int, collected: int) -> None:
     """Raises ValueError when a mini-batch asks for more rows than a collection can hold."""
     if batch_size > collected:
         raise ValueError(f"ppo.batch_size: expected at most the {collected} rows that are collected, got {batch_size}")
+
+
+def check_group_size(config: PPOConfig, group_size: int) -> None:
+    """Raises ValueError where every episode would be alone in its group, and so have no advantage."""
+    if config.advantage in GROUP_KINDS and config.singleton == "zero" and group_size < 2:
+        raise ValueError(
+            f"training.group_size: expected an integer >= 2 for ppo.advantage {config.advantage!r}, got {group_size}"
+        )
 
 
 class PolicyGradientUpdate:
@@ -145,7 +153,8 @@ class PolicyGradientUpdate:
         packed = pack(kept).to(self.policy.device)
         kl_coef, ent_coef = self.kl.at(progress), self.config.ent_schedule.at(progress)
         stats |= self._score(packed)
-        stats |= self._reference_terms(packed, kl_coef)
+        episodes, seen = self._reference_terms(packed, episodes, kl_coef)
+        stats |= seen
         advantages = estimate(packed, self.config, episodes)
         packed.advantage, packed.returns = advantages.advantage, advantages.returns
         stats |= self._optimise(packed, advantages, iteration, ent_coef, kl_coef, learning_rate)
@@ -191,17 +200,22 @@ class PolicyGradientUpdate:
         packed.weight, stats = importance_weights(packed, mode)
         return {"policy/entropy": float(scored.entropy[packed.trainable].mean()), **stats}
 
-    def _reference_terms(self, packed: PackedRows, kl_coef: float) -> dict[str, float]:
+    def _reference_terms(
+        self, packed: PackedRows, episodes: Episodes | None, kl_coef: float
+    ) -> tuple[Episodes | None, dict[str, float]]:
+        """Measures the KL from the reference and, where it belongs there, takes it off the rewards."""
         if self.reference is None:
-            return {}
+            return episodes, {}
         packed.ref_log_prob = self.reference.log_prob(
             packed, temperature=self.temperature, max_rows=self.micro_rows, max_tokens=self.config.max_tokens
         )
         difference = packed.old_log_prob - packed.ref_log_prob
         if self.config.kl_in == "reward":
             # The estimator of the reward is k1, whose sum over a row is the log-ratio of the row.
-            packed.reward = packed.reward - kl_coef * torch.where(packed.loss_mask, difference, 0.0)
-        return {"policy/ref_kl": float(difference[packed.trainable].mean())}
+            cost = kl_coef * torch.where(packed.loss_mask, difference, 0.0)
+            packed.reward = packed.reward - cost
+            episodes = None if episodes is None else episodes.less(packed, cost)
+        return episodes, {"policy/ref_kl": float(difference[packed.trainable].mean())}
 
     def _optimise(
         self,
