@@ -331,43 +331,6 @@ def test_sampled_log_probs_that_are_not_finite_drop_their_token_only():
     assert stats["policy/dropped_tokens"] == 1.0 and stats["update/skipped_steps"] == 0
 
 
-def test_a_bad_step_is_skipped_counted_and_saved_and_many_stop_training(tmp_path):
-    config = PPOConfig(batch_size=4, max_bad_steps=2)
-    policy = Policy(tiny_model(), critic="shared")
-    backend = make_backend(policy, BackendConfig(), config.optimizer())
-    update = PolicyGradientUpdate(policy, backend, config, dump_folder=tmp_path)
-    rows = copy.deepcopy(ROWS)
-    start = copy.deepcopy(policy.state_dict())
-    rows[5].reward[rows[5].loss_mask] = math.inf
-    with pytest.raises(NonFiniteError, match=r"after 2 optimizer steps in a row .* the first bad tensor is loss"):
-        update.run(rows, iteration=0, progress=0.0, learning_rate=1e-3)
-    assert update.guard.skipped == 2
-    assert all(torch.equal(start[name], weight) for name, weight in policy.state_dict().items())
-    saved = sorted(path.name for path in tmp_path.iterdir())
-    assert saved == ["bad-step-1.safetensors", "bad-step-2.safetensors"]
-    from safetensors.torch import load_file
-
-    assert {"token_ids", "loss_mask", "advantage", "old_log_prob"} <= load_file(tmp_path / saved[0]).keys()
-
-
-def test_one_bad_step_among_good_ones_goes_on():
-    config = PPOConfig(batch_size=4, whiten=False, max_bad_steps=2)
-    rows = copy.deepcopy(ROWS)
-    rows[5].reward[rows[5].loss_mask] = math.inf
-    _, stats, update = run(config, rows)
-    assert stats["update/skipped_steps"] == 1 and stats["update/steps"] == 2 and update.guard.in_row <= 1
-    assert math.isfinite(stats["policy/loss"])
-
-
-def test_the_first_bad_tensor_is_named():
-    config = PPOConfig(batch_size=12, max_bad_steps=1)
-    policy = Policy(tiny_model(), critic="shared")
-    with torch.no_grad():
-        policy.model.model.layers[1].mlp.up_proj.weight[0, 0] = math.nan
-    with pytest.raises(NonFiniteError, match=r"the weight model.model.layers.1.mlp.up_proj.weight"):
-        run(config, ROWS, policy=policy)
-
-
 def test_group_advantages_train_without_a_critic():
     episodes = Episodes(
         reward=torch.arange(12.0),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from manus_fast.data.packing import PackedRows
@@ -19,7 +21,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("manus_fast.learn")
 
-_CHECKED = ("log_prob", "entropy", "value", "loss")
+# What a step is made from, in the order in which it comes about, and what a forward pass gives.
+_INPUTS = {
+    "reward": "the reward",
+    "ref_log_prob": "the reference's log-probability",
+    "value": "the old value",
+    "weight": "the importance weight",
+    "advantage": "the advantage",
+    "returns": "the return",
+}
+_OUTPUTS = ("the log-probability", "the entropy", "the value", "the loss")
 _MAX_SAVED = 10
 
 
@@ -54,9 +65,17 @@ class FiniteGuard:
         norm: torch.Tensor,
         backend: Backend,
         batch: PackedRows,
+        constants: Mapping[str, torch.Tensor | float] | None = None,
         **where: int,
     ) -> bool:
         """True when the step may be taken. Otherwise the gradients are discarded and the batch is saved.
+
+        Args:
+            flags: of the step's micro-batches.
+            norm: of the gradient over all ranks.
+            batch: the mini-batch.
+            constants: numbers that the whole collection shares, by the name they have in a message.
+            where: what the saved batch says of its place in the run.
 
         Raises:
             NonFiniteError: this was the `limit`-th bad step in a row; names the first bad tensor.
@@ -66,7 +85,7 @@ class FiniteGuard:
         if backend.sum(bad.to(torch.float32)).item() == 0:
             self.in_row = 0
             return True
-        culprit = self._culprit(table, backend)
+        culprit = self._culprit(table, backend, batch, constants or {})
         backend.discard()
         self.skipped += 1
         self.in_row += 1
@@ -87,12 +106,23 @@ class FiniteGuard:
         self.skipped, self.in_row = int(state["skipped"]), int(state["in_row"])
 
     @staticmethod
-    def _culprit(table: torch.Tensor, backend: Backend) -> str:
-        """The first bad tensor in the order of computation: a weight, an output, a gradient."""
+    def _culprit(
+        table: torch.Tensor, backend: Backend, batch: PackedRows, constants: Mapping[str, torch.Tensor | float]
+    ) -> str:
+        """The first bad tensor in the order of computation: a weight, an input, an output, a gradient."""
         for name, parameter in backend.policy.named_parameters():
             if not bool(torch.isfinite(parameter).all()):
                 return f"the weight {name}"
-        for number, name in enumerate(_CHECKED):
+        for field, name in _INPUTS.items():
+            tensor = getattr(batch, field)
+            if tensor is not None:
+                bad = batch.trainable[~torch.isfinite(tensor[batch.trainable])]
+                if len(bad):
+                    return f"{name} of a token of episode {int(batch.episode[batch.row[bad[0]]])}"
+        for name, value in constants.items():
+            if not bool(torch.isfinite(torch.as_tensor(value))):
+                return name
+        for number, name in enumerate(_OUTPUTS):
             if not bool(table[:, number].all()):
                 return name
         name = backend.first_bad_gradient()
@@ -107,7 +137,7 @@ class FiniteGuard:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             save_file(tensors, path, metadata={"first_bad": culprit, "where": json.dumps(where)})
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             log.warning("the batch of a skipped step could not be saved: %s", error)
             return None
         return path

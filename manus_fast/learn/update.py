@@ -228,6 +228,7 @@ class PolicyGradientUpdate:
     ) -> dict[str, float]:
         config = self.config.loss_config(ent_coef, kl_coef)
         mean, rstd = normalizer(advantages.stats) if advantages.whiten else (0.0, 1.0)
+        scale = {"the advantages' mean": mean, "the advantages' deviation": rstd}
         names = {**_POLICY, **(_CRITIC if self.policy.has_critic else {})}
         totals: dict[str, list[float]] = {}
         size = self.config.batch_size // self.backend.world_size
@@ -251,7 +252,7 @@ class PolicyGradientUpdate:
                     temperature=self.temperature,
                 )
                 norm = self.backend.gradient_norm()
-                if not self.guard.check(flags, norm, self.backend, batch, iteration=iteration, epoch=epoch):
+                if not self.guard.check(flags, norm, self.backend, batch, scale, iteration=iteration, epoch=epoch):
                     continue
                 measured = loss_metrics(self.backend.merge(parts, merge_loss_stats))
                 measured["grad_norm"] = float(norm)
