@@ -9,7 +9,7 @@ The trainer collects through it, `manus-fast eval` measures through it, and so c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,16 +33,18 @@ if TYPE_CHECKING:
 _PLAY = 1 << 40
 
 
-def make_environment(config: Config) -> Environment:
-    """The environment that the config names.
+def make_environment(
+    config: Config, options: Mapping[str, Any] | None = None, max_steps: int | None = None
+) -> Environment:
+    """The environment that the config names; `options` and `max_steps` go over the config's.
 
     Raises:
         ValueError: unknown name or option, or a backend that this environment does not have.
     """
     block = config.environment
-    options: dict[str, Any] = dict(block.options)
-    if block.max_steps is not None:
-        options["max_steps"] = block.max_steps
+    options = {**block.options, **(options or {})}
+    if max_steps is not None or block.max_steps is not None:
+        options["max_steps"] = block.max_steps if max_steps is None else max_steps
     if block.backend != "auto":
         options["backend"] = block.backend
     return make(block.name, **options)
@@ -70,45 +72,57 @@ class Player:
     @property
     def system_prompt(self) -> str:
         """What every conversation begins with."""
-        own = self.config.agent.instructions
-        return self.protocol.system_prompt(self.environment.instructions if own is None else own)
+        return self._system(self.environment)
 
-    def collect(self, tasks: Sequence[Task], iteration: int, members: int = 1) -> list[Trajectory]:
+    def collect(
+        self,
+        tasks: Sequence[Task],
+        iteration: int,
+        members: int = 1,
+        first_group: int = 0,
+        environment: Environment | None = None,
+    ) -> list[Trajectory]:
         """Plays each task with `members` episodes at the training temperature, for training.
 
         Args:
             tasks: one for each group.
             iteration: with the run's seed and the group it fixes all random numbers.
+            first_group: number of the first task's group, where an iteration plays more than once.
+            environment: whose tasks they are; None: the player's own.
         """
         specs = [
             EpisodeSpec(task, episode_seed(self.config.training.seed, iteration, group), group, member)
-            for group, task in enumerate(tasks)
+            for group, task in enumerate(tasks, first_group)
             for member in range(members)
         ]
-        return self._run(specs, self.config.rollout.temperature)
+        return self._run(specs, self.config.rollout.temperature, environment or self.environment)
 
     def play(self, tasks: Sequence[Task], temperature: float = 0.0, seed: int = 0) -> list[Trajectory]:
         """Plays each task once, in order; the same seeds whatever model plays, so that results can be paired."""
         specs = [EpisodeSpec(task, derive(_PLAY, seed, number), number, 0) for number, task in enumerate(tasks)]
-        return self._run(specs, temperature)
+        return self._run(specs, temperature, self.environment)
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Hands new weights to the engine."""
         self.engine.load(weights, version)
 
-    def _run(self, specs: Sequence[EpisodeSpec], temperature: float) -> list[Trajectory]:
+    def _system(self, environment: Environment) -> str:
+        own = self.config.agent.instructions
+        return self.protocol.system_prompt(environment.instructions if own is None else own)
+
+    def _run(self, specs: Sequence[EpisodeSpec], temperature: float, environment: Environment) -> list[Trajectory]:
         rollout_config = dataclasses.replace(self.config.rollout, temperature=temperature)
-        envs = self.environment.make_async(min(rollout_config.slots, len(specs)))
+        envs = environment.make_async(min(rollout_config.slots, len(specs)))
         try:
             rollout = Rollout(
                 self.engine,
                 envs,
-                self.environment,
+                environment,
                 self.context,
                 self.protocol,
                 rollout_config,
-                make_shape(self.config.environment.reward_config),
-                system=self.system_prompt,
+                make_shape(self.config.environment.reward_config, self.config.rewards),
+                system=self._system(environment),
             )
             trajectories = rollout.collect(specs)
             self.stats = rollout.stats

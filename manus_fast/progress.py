@@ -20,12 +20,22 @@ class Progress:
         unit: the word after the count.
         interval: seconds between plain lines.
         terminal: True or False forces one of the two; None asks standard error.
+        max_seconds: wall time that ends the run, where something may end it before `total`.
+        seconds: how much of it was spent before, by a run that is resumed.
     """
 
     def __init__(
-        self, title: str, total: int, unit: str = "steps", interval: float = 10.0, terminal: bool | None = None
+        self,
+        title: str,
+        total: int,
+        unit: str = "steps",
+        interval: float = 10.0,
+        terminal: bool | None = None,
+        max_seconds: float | None = None,
+        seconds: float = 0.0,
     ):
         self.title, self.total, self.unit, self.interval = title, total, unit, interval
+        self.max_seconds, self.seconds = max_seconds, seconds
         self._terminal = sys.stderr.isatty() if terminal is None else terminal
         self._bar: Any = None
         self._task: Any = None
@@ -36,19 +46,18 @@ class Progress:
         self._start = self._printed = time.monotonic()
         if self._terminal:
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as Bar
 
             self._bar = Bar(
                 TextColumn("[bold]{task.description}"),
                 BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[unit]}  {task.fields[figures]}"),
+                TextColumn("{task.fields[count]}  {task.fields[figures]}"),
                 TimeElapsedColumn(),
                 TextColumn("{task.fields[left]}"),
                 console=Console(stderr=True),
             )
-            self._task = self._bar.add_task(self.title, total=self.total, unit=self.unit, figures="", left="")
+            self._task = self._bar.add_task(self.title, total=1.0, count="", figures="", left="")
             self._bar.start()
         return self
 
@@ -63,12 +72,16 @@ class Progress:
             self._first = done  # a resumed run begins beyond 0: its pace counts from here
             self._paced = now
         left = self._left(done, now)
+        share = self._share(done, now)
         text = " · ".join(_figure(name, value) for name, value in figures.items())
+        timed = self._timed(done, now)
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, figures=text, left=left)
-        elif done >= self.total or now - self._printed >= self.interval:
+            count = f"{done:,} {self.unit}" if timed else f"{done:,}/{self.total:,} {self.unit}"
+            self._bar.update(self._task, completed=share, count=count, figures=text, left=left)
+        elif share >= 1.0 or now - self._printed >= self.interval:
             self._printed = now
-            self.say(f"{self.title}: {done:,} of {self.total:,} {self.unit}{' · ' if text else ''}{text} · {left}")
+            count = f"{done:,}" if timed else f"{done:,} of {self.total:,}"
+            self.say(f"{self.title}: {count} {self.unit}{' · ' if text else ''}{text} · {left}")
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""
@@ -77,9 +90,21 @@ class Progress:
         else:
             print(line, file=sys.stderr, flush=True)
 
+    def _spent(self, now: float) -> float:
+        return self.seconds + now - self._start
+
+    def _timed(self, done: int, now: float) -> bool:
+        """Whether it is the time that will end the run: then nobody knows how many steps it will have."""
+        return self.max_seconds is not None and self._spent(now) / self.max_seconds > done / self.total
+
+    def _share(self, done: int, now: float) -> float:
+        return min(1.0, self._spent(now) / self.max_seconds if self._timed(done, now) else done / self.total)
+
     def _left(self, done: int, now: float) -> str:
-        if done >= self.total:
+        if self._share(done, now) >= 1.0:
             return f"done in {_duration(now - self._start)}"
+        if self._timed(done, now):
+            return f"{_duration(self.max_seconds - self._spent(now))} left"
         advanced = done - (self._first or 0)
         if advanced <= 0:
             return "time left unknown"

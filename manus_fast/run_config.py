@@ -11,11 +11,13 @@ from manus_fast.agent.config import AgentConfig
 from manus_fast.config import load_config, read_values
 from manus_fast.envs.config import EnvironmentConfig
 from manus_fast.learn.backend import BackendConfig
+from manus_fast.learn.curriculum import CurriculumConfig
 from manus_fast.learn.losses import PPOConfig
 from manus_fast.learn.presets import group_size, preset
 from manus_fast.learn.schedules import Schedule, schedule
 from manus_fast.learn.sft import SFTConfig
 from manus_fast.modeling.load import load_model
+from manus_fast.rewards.episode import check_rewards
 from manus_fast.rollout.scheduler import RolloutConfig
 
 
@@ -95,7 +97,8 @@ class TrainingConfig:
     total_steps: int = 100_000
     """Environment steps after which a policy-gradient run ends."""
     max_seconds: float | None = None
-    """Wall time after which it ends in any case; schedules then follow whichever is further on."""
+    """Wall time for it: an iteration begins only where most of it will fit, by the time of those before. Schedules
+    follow steps or time, whichever is further on."""
     num_rollouts: int = 128
     """Trajectories an iteration, over all ranks."""
     group_size: int = 1
@@ -151,6 +154,10 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    rewards: dict[str, float] = field(default_factory=dict)
+    """What a turn's reward is made of: part → weight (rewards/shaping.py); empty: the environment's own reward."""
+    reward_fn: str | None = None
+    """Short for `rewards` with this one part at weight 1, in place of that block."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
@@ -158,6 +165,12 @@ class Config:
     backend: BackendConfig = field(default_factory=BackendConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+
+    def __post_init__(self) -> None:
+        if self.reward_fn is not None:
+            self.rewards, self.reward_fn = {self.reward_fn: 1.0}, None
+        check_rewards(self.rewards)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | None = None, overrides: Sequence[str] = ()) -> Config:

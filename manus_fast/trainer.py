@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from manus_fast.agent.trajectory import Trajectory, build_rows
+from manus_fast.agent.trajectory import build_rows
 from manus_fast.checkpoint import Checkpoint, latest, load, save
 from manus_fast.config import save_config, to_dict
 from manus_fast.envs.base import Environment
@@ -22,14 +19,19 @@ from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.learn.advantages import Episodes
 from manus_fast.learn.backend import make_backend
 from manus_fast.learn.correction import warn_of_truncated_sampling
+from manus_fast.learn.curriculum import Curriculum
+from manus_fast.learn.filters import EmptySteps, Selection
 from manus_fast.learn.policy import Policy
 from manus_fast.learn.schedules import schedule
 from manus_fast.learn.update import PolicyGradientUpdate, check_batch_size, check_group_size
-from manus_fast.player import Player
+from manus_fast.player import Player, make_environment
 from manus_fast.process import prepare_process
 from manus_fast.profile import Phases
 from manus_fast.progress import Progress
+from manus_fast.rewards.episode import EpisodeRewards, Scorer
+from manus_fast.rollout.scheduler import RolloutStats
 from manus_fast.rollout.seeds import derive
+from manus_fast.rollout.summary import summarise
 from manus_fast.run_config import Config
 from manus_fast.tracking import Tracking, prepare_folder
 from manus_fast.versions import write_versions
@@ -59,25 +61,36 @@ class Trainer:
         config: see run_config.py. The run is written to `config.training.output_dir`.
         model, tokenizer: where they are loaded already; None opens `config.model.path`.
         environment: where it exists already; None makes the one that the config names.
+        reward_model: rows → scores, for the part `reward_model` of `config.rewards`.
 
     Raises:
         ValueError: whatever in the config cannot be served, before anything is written or trained.
     """
 
     def __init__(
-        self, config: Config, model: Any = None, tokenizer: Any = None, environment: Environment | None = None
+        self,
+        config: Config,
+        model: Any = None,
+        tokenizer: Any = None,
+        environment: Environment | None = None,
+        reward_model: Scorer | None = None,
     ):
         prepare_process()
         training = config.training
         check_batch_size(config.ppo.batch_size, training.num_rollouts)
         check_group_size(config.ppo, training.group_size)
         self.config = config
+        longest = config.rollout.max_traj_tokens
+        overlong = (longest, config.ppo.overlong_buffer * longest, config.ppo.overlong_penalty)
+        self.rewards = EpisodeRewards(config.rewards, reward_model, overlong)
         self.folder = prepare_folder(training.output_dir)
         if model is None:
             model, tokenizer = config.model.open()
         self.player = Player(config, model, tokenizer, environment)
         self.tokenizer = tokenizer
-        self.tasks = self.player.environment.tasks(config.environment.split)
+        self.curriculum = Curriculum(config.curriculum)
+        self._stages = [make_environment(config, s.options, s.max_steps) for s in self.curriculum.stages]
+        self._enter_stage()
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
         self.policy = Policy(model, config.ppo.critic_kind, config.model.gradient_checkpointing, config.model.compile)
         self.backend = make_backend(self.policy, config.backend, config.ppo.optimizer(), config.model.dtype)
@@ -95,6 +108,7 @@ class Trainer:
         warn_of_truncated_sampling(rollout.correction, rollout.top_p, rollout.top_k, rollout.min_p)
         self.rate = schedule(training.learning_rate, "training.learning_rate")
         self.counters = Counters()
+        self.empty = EmptySteps(config.ppo.max_empty_steps)
         self.phases = Phases()
         newest = latest(self.folder) if training.resume else None
         if newest is not None:
@@ -114,14 +128,16 @@ class Trainer:
     def run(self) -> Report:
         """Trains to the end and returns the last evaluation; the trained model is in `output_dir`/model."""
         report = None
-        with Progress(self.config.algorithm, self.config.training.total_steps) as progress:
-            while self.progress < 1.0:
-                trajectories = self.collect()
-                stats = self.update(trajectories)
+        training = self.config.training
+        limits = {"max_seconds": training.max_seconds, "seconds": self.counters.seconds}
+        with Progress(self.config.algorithm, training.total_steps, **limits) as progress:
+            while not self.done:
+                played = self.collect()
+                stats = self.update(played)
                 if self._due(self.config.evaluation.freq):
                     report = self.evaluate()
                     stats |= _figures(report)
-                self.record(trajectories, stats, progress)
+                self.record(played, stats, progress)
                 if self._save_due():
                     self.save()
             if report is None or not self._due(self.config.evaluation.freq):
@@ -135,20 +151,33 @@ class Trainer:
         self.tracking.close()
         return report
 
-    def collect(self) -> list[Trajectory]:
-        """Plays one iteration's episodes with the current weights."""
+    def collect(self) -> Selection:
+        """Plays one iteration's episodes with the current weights, and judges them; where the algorithm asks for it,
+        goes on until enough groups have something to teach."""
         self._before = self.counters.steps
         training, iteration = self.config.training, self.counters.iteration
         groups = training.num_rollouts // training.group_size
-        tasks = [self.tasks[derive(training.seed, iteration, group) % len(self.tasks)] for group in range(groups)]
-        with self.phases("rollout"):
-            return self.player.collect(tasks, iteration, training.group_size)
+        played, stats = Selection(self.config.ppo, groups), RolloutStats()
+        while played.wants_more:
+            first = played.batches * groups
+            numbers = range(first, first + groups)
+            tasks = [self.tasks[derive(training.seed, iteration, n) % len(self.tasks)] for n in numbers]
+            with self.phases("rollout"):
+                episodes = self.player.collect(tasks, iteration, training.group_size, first, self.environment)
+            with self.phases("reward"):
+                self.rewards(episodes)
+            played.add(episodes)
+            stats += self.player.stats
+        self.player.stats = stats
+        return played
 
-    def update(self, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    def update(self, played: Selection) -> dict[str, float]:
         """Improves the policy on them and hands the new weights to the engine."""
+        trajectories, kept = played.trajectories, played.kept
+        self.empty.check(played)
         with self.phases("update"):
             stats = self.updater.run(
-                build_rows(trajectories),
+                [row for row in build_rows(trajectories) if kept[row.episode]],
                 Episodes.of(trajectories),
                 iteration=self.counters.iteration,
                 progress=self.progress,
@@ -163,6 +192,9 @@ class Trainer:
         counters.tokens += sum(t.sampled_tokens for t in trajectories)
         counters.failed += sum(not t.valid for t in trajectories)
         counters.seconds = time.monotonic() - self._started
+        stats |= {**played.metrics(), **self.curriculum.metrics()}
+        if self.curriculum.observe(trajectories):
+            self._enter_stage()
         return stats
 
     def evaluate(self) -> Report:
@@ -173,9 +205,9 @@ class Trainer:
         report.settings = {"temperature": temperature, "step": self.counters.steps}
         return report
 
-    def record(self, trajectories: Sequence[Trajectory], stats: dict[str, float], progress: Progress) -> None:
+    def record(self, played: Selection, stats: dict[str, float], progress: Progress) -> None:
         """Metrics, sample trajectories, and the line that a person sees."""
-        training, counters = self.config.training, self.counters
+        training, counters, trajectories = self.config.training, self.counters, played.trajectories
         numbers = {**summarise(trajectories), **self.player.stats.metrics(), **stats, **self.phases.take()}
         numbers["train/failed_total"] = counters.failed
         numbers["train/iteration"] = counters.iteration
@@ -187,8 +219,7 @@ class Trainer:
         shown = {name: numbers[f"train/{name}"] for name in ("reward", "success") if f"train/{name}" in numbers}
         if "eval/success" in stats:
             shown["eval_success_rate"] = stats["eval/success"]
-        done = int(self.progress * training.total_steps) if training.max_seconds else counters.steps
-        progress.update(done, **shown, tokens_per_second=self.player.stats.tokens_per_second)
+        progress.update(counters.steps, **shown, tokens_per_second=self.player.stats.tokens_per_second)
 
     @property
     def progress(self) -> float:
@@ -199,6 +230,14 @@ class Trainer:
             shares.append(self.counters.seconds / training.max_seconds)
         return min(1.0, max(shares))
 
+    @property
+    def done(self) -> bool:
+        """Whether the run is over: all steps are made, or most of another iteration would lie beyond max_seconds."""
+        limit, counters = self.config.training.max_seconds, self.counters
+        if self.progress >= 1.0 or limit is None or counters.iteration == 0:
+            return self.progress >= 1.0
+        return limit - counters.seconds < 0.5 * counters.seconds / counters.iteration
+
     # State
 
     def save(self) -> None:
@@ -207,7 +246,12 @@ class Trainer:
             save(
                 self.folder,
                 self.counters.steps,
-                scalars={"counters": vars(self.counters), "updater": self.updater.state_dict()},
+                scalars={
+                    "counters": vars(self.counters),
+                    "updater": self.updater.state_dict(),
+                    "curriculum": self.curriculum.state_dict(),
+                    "empty_steps": self.empty.in_row,
+                },
                 tensors={"optimizer": self.backend.tensors()},
                 model=self.policy.model,
                 tokenizer=self.tokenizer,
@@ -218,7 +262,15 @@ class Trainer:
         self.backend.load(checkpoint.tensors("optimizer"))
         self.updater.load_state_dict(checkpoint.scalars["updater"])
         self.counters = Counters(**checkpoint.scalars["counters"])
+        self.curriculum.load_state_dict(checkpoint.scalars["curriculum"])
+        self.empty.in_row = int(checkpoint.scalars["empty_steps"])
+        self._enter_stage()
         self.player.load(self.policy.named_weights(), self.counters.iteration)
+
+    def _enter_stage(self) -> None:
+        """Trains on the environment of the curriculum's stage, or on the config's own where there is none."""
+        self.environment = self._stages[self.curriculum.index] if self._stages else self.player.environment
+        self.tasks = self.environment.tasks(self.config.environment.split)
 
     def _due(self, freq: int | None) -> bool:
         """Whether the latest iteration passed a multiple of `freq` environment steps."""
@@ -229,29 +281,6 @@ class Trainer:
         if training.save_strategy == "epoch":
             return True
         return training.save_strategy == "steps" and self._due(training.save_freq)
-
-
-def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """What a collection looks like; failed episodes are counted and in no mean."""
-    valid = [t for t in trajectories if t.valid]
-    numbers: dict[str, float] = {"train/episodes": len(trajectories), "train/failed": len(trajectories) - len(valid)}
-    if not valid:
-        return numbers
-    turns = [turn for t in valid for turn in t.turns]
-    numbers |= {
-        "train/reward": float(np.mean([t.reward for t in valid])),
-        "train/reward_std": float(np.std([t.reward for t in valid])),
-        "train/success": float(np.mean([t.success for t in valid])),
-        "train/turns": float(np.mean([len(t.turns) for t in valid])),
-        "train/tokens": float(np.mean([t.sampled_tokens for t in valid])),
-        "train/truncated_rate": float(np.mean([t.truncated for t in valid])),
-        "train/valid_action_rate": float(np.mean([turn.admissible for turn in turns])),
-        "train/format_rate": float(np.mean([turn.format_ok for turn in turns])),
-    }
-    names = sorted({name for t in valid for name in t.reward_parts})
-    for name in names:
-        numbers[f"reward/{name}"] = float(np.mean([t.reward_parts.get(name, 0.0) for t in valid]))
-    return numbers
 
 
 def _figures(report: Report) -> dict[str, float]:

@@ -167,10 +167,10 @@ def test_an_episode_by_hand():
     assert [turn.observation for turn in t.turns] == ["You are at 0 of 2.", "You are at 1 of 2."]
     assert t.final_observation == "You are at 2 of 2."
     assert [turn.reward_parts for turn in t.turns] == [
-        {"env": 0.0, "step": -0.01, "format": 0.5},
-        {"env": 1.0, "step": -0.01, "format": 0.5, "success": 1.0},
+        {"environment": 0.0, "format": 0.5, "step_penalty": -0.01},
+        {"environment": 1.0, "format": 0.5, "step_penalty": -0.01},
     ]
-    assert t.turns[0].reward == pytest.approx(0.49) and t.reward == pytest.approx(0.49 + 2.49)
+    assert t.turns[0].reward == pytest.approx(0.49) and t.reward == pytest.approx(0.49 + 1.49)
     turn = t.turns[1]
     assert (turn.thought, turn.action, turn.format_ok, turn.admissible) == ("on", "go right", True, True)
     assert (turn.finish_reason, turn.version) == ("stop", 4)
@@ -267,7 +267,7 @@ def test_cut_turns(text, action, strict):
     assert turn.finish_reason == "length" and turn.action == action
     complete = action != NO_ACTION
     assert turn.format_ok == (complete or not strict) and turn.admissible == complete
-    expected = {"env": 0.0, "step": -0.01}
+    expected = {"environment": 0.0, "step_penalty": -0.01}
     if strict and complete:
         expected["format"] = 0.5
     if strict and not complete:

@@ -10,7 +10,6 @@ from manus_fast.agent.trajectory import Row
 from manus_fast.learn import update as module
 from manus_fast.learn.advantages import Episodes
 from manus_fast.learn.backend import BackendConfig, SingleProcessBackend, make_backend
-from manus_fast.learn.guard import NonFiniteError
 from manus_fast.learn.losses import PPOConfig
 from manus_fast.learn.policy import Policy, Reference
 from manus_fast.learn.update import PolicyGradientUpdate

@@ -15,8 +15,9 @@ class RewardConfig:
         ValueError: a positive penalty, or a number that isn't finite.
     """
 
-    success_bonus: float = 1.0
-    """Added to the turn that solves the task."""
+    success_bonus: float = 0.0
+    """Added to the turn that solves the task, on top of the environment's own reward, which is 1 for a solved task in
+    every environment here: success is worth 1 in all."""
     step_penalty: float = -0.01
     """Added to every turn."""
     format_bonus: float = 0.0

@@ -43,6 +43,21 @@ class PPOConfig:
     step_weight: float = 1.0
     """GiGPO: weight of the step-level advantage."""
 
+    drop_zero_variance: bool = False
+    """Leave out groups whose episodes all earned the same: they have no gradient, but count in the denominator."""
+    dynamic_sampling: bool = False
+    """Play new groups in their place (DAPO)."""
+    max_num_gen_batches: int = 10
+    """How often an iteration may play, the first time included; then it goes on with what it has."""
+    variance_top_p: float | None = None
+    """Keep the groups that vary most, up to this share of all deviations (RAGEN: 0.9)."""
+    max_empty_steps: int = 5
+    """Stop after this many iterations in a row without an episode to learn from."""
+    overlong_buffer: float = 0.0
+    """Share of rollout.max_traj_tokens over which the penalty for long episodes grows linearly (DAPO: 0.2)."""
+    overlong_penalty: float = 1.0
+    """The penalty of an episode that fills all its tokens."""
+
     ratio: str = "token"
     """token | sequence."""
     clip: str = "ppo"
@@ -95,12 +110,16 @@ class PPOConfig:
         for name in ("gamma", "lam", "token_gamma", "token_lam"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"ppo.{name}: expected a number in [0, 1], got {getattr(self, name)}")
-        for name in ("epochs", "batch_size", "max_bad_steps", "kl_horizon"):
+        for name in ("epochs", "batch_size", "max_bad_steps", "kl_horizon", "max_num_gen_batches", "max_empty_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"ppo.{name}: expected an integer >= 1, got {getattr(self, name)}")
-        for name in ("vf_coef", "max_grad_norm", "weight_decay", "value_head_scale", "step_weight"):
-            if getattr(self, name) < 0:
+        for name in ("vf_coef", "max_grad_norm", "weight_decay", "value_head_scale", "step_weight", "overlong_penalty"):
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"ppo.{name}: expected a number >= 0, got {getattr(self, name)}")
+        if not 0.0 <= self.overlong_buffer <= 1.0:
+            raise ValueError(f"ppo.overlong_buffer: expected a share in [0, 1], got {self.overlong_buffer}")
+        if self.variance_top_p is not None and not 0.0 < self.variance_top_p <= 1.0:
+            raise ValueError(f"ppo.variance_top_p: expected null or a share in (0, 1], got {self.variance_top_p}")
         for name in ("max_tokens", "target_kl"):
             if getattr(self, name) is not None and getattr(self, name) <= 0:
                 raise ValueError(f"ppo.{name}: expected null or a number above 0, got {getattr(self, name)}")
@@ -119,6 +138,11 @@ class PPOConfig:
     def critic_kind(self) -> str:
         """none | shared | separate."""
         return self.critic or ("shared" if self.advantage in CRITIC_KINDS else "none")
+
+    @property
+    def filters_groups(self) -> bool:
+        """Whether groups without a difference stay out of the update."""
+        return self.drop_zero_variance or self.dynamic_sampling or self.variance_top_p is not None
 
     @property
     def needs_reference(self) -> bool:

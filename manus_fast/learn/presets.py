@@ -5,7 +5,7 @@
 | ppo             | Schulman et al. 2017, arXiv 1707.06347, with turn-level GAE                        |
 | grpo            | Shao et al. 2024, arXiv 2402.03300                                                 |
 | dr_grpo         | Liu et al. 2025, arXiv 2503.20783: no division by the deviation nor by the length  |
-| dapo            | Yu et al. 2025, arXiv 2503.14476: clip-higher, token mean                          |
+| dapo            | Yu et al. 2025, arXiv 2503.14476: clip-higher, dynamic sampling, overlong penalty  |
 | rloo            | Ahmadian et al. 2024, arXiv 2402.14740                                             |
 | reinforce++     | Hu 2025, arXiv 2501.03262: returns whitened over the batch, KL in the reward       |
 | gigpo           | Feng et al. 2025, arXiv 2505.10978                                                 |
@@ -28,7 +28,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "ppo": {"advantage": "turn"},
     "grpo": _GRPO,
     "dr_grpo": {"advantage": "grpo", "group_std": False, "aggregation": "seq-mean-token-sum-norm", "norm_length": 1024},
-    "dapo": {"advantage": "grpo", "aggregation": "token-mean", "clip_range_high": 0.28},
+    "dapo": {
+        "advantage": "grpo",
+        "aggregation": "token-mean",
+        "clip_range_high": 0.28,
+        "dynamic_sampling": True,
+        "overlong_buffer": 0.2,
+    },
     "rloo": {"advantage": "rloo", "aggregation": "token-mean"},
     "reinforce++": {"advantage": "return", "gamma": 1.0, "kl_in": "reward"},
     "gigpo": {"advantage": "gigpo", "gamma": 0.95, "aggregation": "token-mean"},

@@ -66,11 +66,17 @@ def check_batch_size(batch_size: int, collected: int) -> None:
 
 
 def check_group_size(config: PPOConfig, group_size: int) -> None:
-    """Raises ValueError where every episode would be alone in its group, and so have no advantage."""
-    if config.advantage in GROUP_KINDS and config.singleton == "zero" and group_size < 2:
-        raise ValueError(
-            f"training.group_size: expected an integer >= 2 for ppo.advantage {config.advantage!r}, got {group_size}"
-        )
+    """Raises ValueError where every episode would be alone in its group, and so have no advantage, or be filtered."""
+    if group_size >= 2:
+        return
+    why = ""
+    if config.filters_groups:
+        name = next(n for n in ("dynamic_sampling", "drop_zero_variance", "variance_top_p") if getattr(config, n))
+        why = f"with ppo.{name}"
+    elif config.advantage in GROUP_KINDS and config.singleton == "zero":
+        why = f"for ppo.advantage {config.advantage!r}"
+    if why:
+        raise ValueError(f"training.group_size: expected an integer >= 2 {why}, got {group_size}")
 
 
 class PolicyGradientUpdate:

@@ -113,6 +113,10 @@ class RolloutStats:
     cut_turns: int = 0
     """Turns that a token limit ended."""
 
+    def __add__(self, other: RolloutStats) -> RolloutStats:
+        """Of two calls together: everything is a sum."""
+        return RolloutStats(**{name: value + vars(other)[name] for name, value in vars(self).items()})
+
     @property
     def tokens_per_second(self) -> float:
         return self.sampled_tokens / self.seconds if self.seconds else 0.0
@@ -156,7 +160,7 @@ class Rollout:
         context: chat format and how much of an episode each prompt shows.
         protocol: prompt text and parser.
         config: limits and sampling.
-        shape: reward parts of a turn, added to the environment's reward; None adds nothing.
+        shape: reward of a turn by parts; None: the environment's alone.
         system: system message of every conversation; None: the protocol's, with the environment's instructions.
     """
 
@@ -285,7 +289,7 @@ class Rollout:
 
     def _reward(self, episode: _Episode, turn: Turn, result: StepResult) -> None:
         success = bool(result.info.get("success", False))
-        parts = {"env": result.reward}
+        parts = {"environment": result.reward}
         if self.shape is not None:
             facts = TurnFacts(
                 env_reward=result.reward,
@@ -295,7 +299,7 @@ class Rollout:
                 admissible=turn.admissible,
                 excused=episode.excused,
             )
-            parts.update(self.shape(facts))
+            parts = self.shape(facts)
         turn.reward_parts = parts
         turn.reward = sum(parts.values())
         episode.trajectory.success = success
