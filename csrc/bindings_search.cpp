@@ -321,8 +321,13 @@ void register_search(py::module_& module) {
            })
       .def("reset", [](Batch& batch, std::int32_t tree) { unlocked(batch, [&] { batch.trees.reset(tree); }); })
       .def("add_root_noise",
-           [](Batch& batch, double alpha, double fraction) {
+           [](Batch& batch, double alpha, double fraction, std::int32_t index) {
              unlocked(batch, [&] {
+               if (index >= 0) {
+                 batch.trees.checked_tree(index);
+                 batch.trees.add_root_noise(index, alpha, fraction);
+                 return;
+               }
                for (std::int32_t b = 0; b < batch.trees.num_trees(); ++b) {
                  const Tree& tree = batch.trees.tree(b);
                  if (tree.expanded(tree.nodes[0])) batch.trees.add_root_noise(b, alpha, fraction);

@@ -25,6 +25,9 @@ from manus_fast.rollout.engine import Engine
 from manus_fast.rollout.engines import make_engine
 from manus_fast.rollout.scheduler import EpisodeSpec, Rollout, RolloutStats
 from manus_fast.rollout.seeds import derive, episode_seed
+from manus_fast.search.base import Tree
+from manus_fast.search.config import SearchConfig
+from manus_fast.search.driver import ScoreRows, Searcher, SearchStats
 
 if TYPE_CHECKING:
     from manus_fast.run_config import Config
@@ -68,6 +71,7 @@ class Player:
         self.context = Context(self.chat, config.agent.context, config.agent.window)
         self.engine: Engine = make_engine(config.rollout, model, self.chat.end_ids)
         self.stats = RolloutStats()
+        self.search_stats = SearchStats()
 
     @property
     def system_prompt(self) -> str:
@@ -101,6 +105,34 @@ class Player:
         """Plays each task once, in order; the same seeds whatever model plays, so that results can be paired."""
         specs = [EpisodeSpec(task, derive(_PLAY, seed, number), number, 0) for number, task in enumerate(tasks)]
         return self._run(specs, temperature, self.environment)
+
+    def search(
+        self,
+        tasks: Sequence[Task],
+        seed: int = 0,
+        config: SearchConfig | None = None,
+        score: ScoreRows | None = None,
+    ) -> list[Tree]:
+        """Searches each task once, in order, with the worlds and seeds of `play`.
+
+        Args:
+            config: None takes the config's `search` block.
+            score: values of rows, where `config.value` is "model".
+        """
+        searcher = Searcher(
+            self.engine,
+            self.environment,
+            self.context,
+            self.protocol,
+            self.config.rollout,
+            self.config.search if config is None else config,
+            make_shape(self.config.environment.reward_config),
+            system=self.system_prompt,
+            score=score,
+        )
+        trees = searcher.run(tasks, [derive(_PLAY, seed, number) for number in range(len(tasks))])
+        self.search_stats = searcher.stats
+        return trees
 
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Hands new weights to the engine."""

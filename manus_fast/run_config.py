@@ -19,6 +19,7 @@ from manus_fast.learn.sft import SFTConfig
 from manus_fast.modeling.load import load_model
 from manus_fast.rewards.episode import check_rewards
 from manus_fast.rollout.scheduler import RolloutConfig
+from manus_fast.search.config import SearchConfig
 
 
 @dataclass
@@ -159,6 +160,7 @@ class Config:
     reward_fn: str | None = None
     """Short for `rewards` with this one part at weight 1, in place of that block."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
     data: DataConfig = field(default_factory=DataConfig)

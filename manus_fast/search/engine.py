@@ -223,9 +223,10 @@ class TreeBatch:
         """Empties one tree."""
         self._trees.reset(tree)
 
-    def add_root_noise(self, alpha: float, fraction: float) -> None:
-        """Root priors become (1 - fraction) · P + fraction · Dirichlet(alpha), in every tree with an expanded root."""
-        self._trees.add_root_noise(alpha, fraction)
+    def add_root_noise(self, alpha: float, fraction: float, tree: int | None = None) -> None:
+        """Root priors become (1 - fraction) · P + fraction · Dirichlet(alpha), in one tree, or in every tree with an
+        expanded root. Raises ValueError where the root of `tree` is not expanded."""
+        self._trees.add_root_noise(alpha, fraction, -1 if tree is None else tree)
 
     def gumbel_actions(self) -> np.ndarray:
         """Sequential halving's choice per tree, int32 [trees]; -1 where the root has no action."""

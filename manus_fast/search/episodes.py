@@ -1,0 +1,30 @@
+"""Whole episodes without a tree: `greedy` plays one, `best_of_n` plays several and keeps the best.
+
+Episodes that begin alike share their nodes, and so are played (but not generated) once.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from manus_fast.search.base import Search, Tree
+from manus_fast.search.moves import play_out
+
+
+def greedy(tree: Tree) -> Search:
+    """The most probable reply at every turn."""
+    tree.simulations += 1
+    return (yield from play_out(tree.root, temperature=0.0))
+
+
+def best_of_n(tree: Tree) -> Search:
+    """Sampled episodes, one after the other, `n` of them or as many as the budget gives; the best leaf is played."""
+    config = tree.config
+    for number in itertools.count():
+        if tree.exhausted or (not tree.limited and number >= config.n):
+            return None
+        before = tree.tokens
+        tree.simulations += 1
+        yield from play_out(tree.root)
+        if tree.tokens == before:  # no reply fits: more episodes would say nothing either
+            return None
