@@ -25,7 +25,28 @@ def section() -> str:
         parts += _ops(json.loads((RESULTS / "h200.json").read_text()))
     if (RESULTS / "demo.json").is_file():
         parts += _demo(json.loads((RESULTS / "demo.json").read_text()))
+    if (RESULTS / "search_panel.json").is_file():
+        parts += _search(json.loads((RESULTS / "search_panel.json").read_text()))
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _search(record: dict[str, Any]) -> list[str]:
+    rows = record["rows"]
+    budgets = list(rows[0]["solved"])
+    lines = [
+        f"Search with the demo's SFT policy: per cent of {rows[0]['tasks']} tasks of {record['split']} solved within a",
+        f"number of generated tokens a task (`{record['command']}`). `docs/search.md` says what each strategy does.",
+        "",
+        "| strategy | temperature | " + " | ".join(budgets) + " | tokens used | turns played |",
+        "|---|---|" + "---|" * (len(budgets) + 2),
+    ]
+    for row in rows:
+        figures = " | ".join(f"{100 * row['success'][budget]:.1f}" for budget in budgets)
+        temperature = "–" if row["name"] == "greedy" else f"{row['search']['temperature']:g}"
+        lines.append(
+            f"| {row['name']} | {temperature} | {figures} | {row['mean_tokens']:.0f} | {row['mean_steps']:.1f} |"
+        )
+    return [*lines, ""]
 
 
 def _ops(rows: list[dict[str, Any]]) -> list[str]:

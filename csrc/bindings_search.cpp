@@ -8,7 +8,9 @@
 
 #include "bindings.h"
 #include "common/check.h"
+#include "household/batch.h"
 #include "search/closed.h"
+#include "search/household_world.h"
 #include "search/score.h"
 #include "search/tabular.h"
 #include "search/tree.h"
@@ -281,8 +283,26 @@ void set_tables(Batch& batch, const Array<std::int32_t>& actions, const Array<st
   }
 }
 
+// Puts tree b at the present state of slot slots[b] of a household batch, which stays as it is.
+void set_household(Batch& batch, const household::Batch& games, const std::vector<int>& slots,
+                   std::int32_t rollout_depth) {
+  MF_CHECK(static_cast<std::int32_t>(slots.size()) == batch.trees.num_trees(), "slots: expected one per tree (",
+           batch.trees.num_trees(), "), got ", slots.size());
+  MF_CHECK(rollout_depth >= 0, "rollout_depth: expected an integer >= 0, got ", rollout_depth);
+  for (const int slot : slots) {
+    MF_CHECK(!games.state(slot).over, "slot ", slot, ": its episode is over, reset or restore it first");
+  }
+  const std::lock_guard<std::mutex> lock(batch.mutex);
+  batch.worlds = std::make_unique<search::WorldSearch>(batch.trees);
+  for (std::int32_t b = 0; b < batch.trees.num_trees(); ++b) {
+    batch.worlds->set_root(b, std::make_unique<search::HouseholdWorld>(games.shared_world(slots[b]),
+                                                                       games.state(slots[b]), games.max_steps(),
+                                                                       rollout_depth, batch.trees.config().discount));
+  }
+}
+
 search::WorldSearch& worlds_of(Batch& batch) {
-  MF_CHECK(batch.worlds, "search_tables: expected set_tables to have been called");
+  MF_CHECK(batch.worlds, "search: expected set_tables or set_household to have been called");
   return *batch.worlds;
 }
 
@@ -353,6 +373,7 @@ void register_search(py::module_& module) {
              unlocked(batch, [&] { search::search_hashed(batch.trees, simulations, leaves, actions, seed); });
            })
       .def("set_tables", &set_tables)
+      .def("set_household", &set_household)
       .def("search_tables",
            [](Batch& batch, std::int32_t simulations, int leaves) {
              unlocked(batch, [&] { worlds_of(batch).run(simulations, leaves); });

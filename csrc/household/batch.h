@@ -43,6 +43,8 @@ class Batch {
   int num_commands(int slot) const { return at(slot).num_commands; }
   const State& state(int slot) const { return at(slot).state; }
   const World& world(int slot) const { return *at(slot).world; }
+  std::shared_ptr<const World> shared_world(int slot) const { return at(slot).world; }
+  int max_steps() const { return max_steps_; }
   std::uint64_t hash(int slot) const { return at(slot).world->hash(at(slot).state); }
 
  private:

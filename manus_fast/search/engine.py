@@ -320,3 +320,21 @@ class TreeBatch:
     def advance_tables(self, tree: int, action: int) -> tuple[float, bool]:
         """Steps the root world of a `set_tables` tree, keeps the subtree; returns (reward, terminal)."""
         return self._trees.advance_tables(tree, action)
+
+    def set_household(self, batch: Any, slots: Sequence[int], *, rollout_depth: int = 0) -> None:
+        """Empties the trees and puts tree b at the present game of slot slots[b] of a `HouseholdBatch`, which stays
+        as it is. Actions are the admissible commands in their sorted order, with equal priors; an episode out of steps
+        is worth 0. rollout_depth > 0: a state's value is one random rollout of that many commands instead of 0.
+
+        Raises ValueError for a slot without a running game, or not as many slots as trees. `search_worlds` and
+        `advance_world` go on from here.
+        """
+        self._trees.set_household(batch._batch, list(slots), rollout_depth)
+
+    def search_worlds(self, simulations: int, *, leaves: int = 1) -> None:
+        """The closed loop in C++ over the worlds of `set_tables` or `set_household`."""
+        self._trees.search_tables(simulations, leaves)
+
+    def advance_world(self, tree: int, action: int) -> tuple[float, bool]:
+        """Plays an action in a tree's root world and keeps the subtree; returns (reward, terminal)."""
+        return self._trees.advance_tables(tree, action)

@@ -1,0 +1,112 @@
+"""Search strategies on the household panel at equal generated tokens, with the demo's SFT policy.
+
+    python -m benchmarks.bench_search_panel --model runs/demo/sft/model --json benchmarks/results/search_panel.json
+
+Every task of the panel is searched once by each strategy with the same limit of generated tokens. A search that solves
+its task ends there, so one run says what every smaller limit would have given: a task counts at a limit when it was
+solved within it. Greedy has nothing to spend a second episode on; its figure is one episode's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manus_fast.commands.common import find_config, prepare
+from manus_fast.evaluate import make_panel
+from manus_fast.evaluate.metrics import wilson
+from manus_fast.modeling.load import load_model
+from manus_fast.player import Player
+from manus_fast.run_config import Config
+from manus_fast.search.config import SearchConfig
+from manus_fast.versions import git_commit
+
+# Name in the table → keys of the `search` block.
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "greedy": {"strategy": "greedy"},
+    "best of n": {"strategy": "best_of_n"},
+    "beam": {"strategy": "beam"},
+    "ToT": {"strategy": "tot", "value": "reward"},
+    "ToT, rollouts": {"strategy": "tot", "value": "rollout"},
+    "GoT": {"strategy": "got", "value": "reward"},
+    "DFSDT": {"strategy": "dfsdt"},
+    "MCTS": {"strategy": "mcts", "value": "reward"},
+    "MCTS, rollouts": {"strategy": "mcts", "value": "rollout"},
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="folder of the policy")
+    parser.add_argument("--split", default="valid_unseen")
+    parser.add_argument("--tasks", type=int, default=200)
+    parser.add_argument("--budgets", type=int, nargs="+", default=[125, 250, 500, 1000], help="generated tokens a task")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--only", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES))
+    parser.add_argument("--json", default=None, help="where the rows go")
+    parser.add_argument("overrides", nargs="*", default=[], help="of configs/demo_household.yaml, as KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    prepare()
+    torch.set_num_threads(1)
+    config = Config.load(find_config(None, "demo_household"), arguments.overrides)
+    player = Player(config, *load_model(arguments.model))
+    panel = make_panel(player.environment, arguments.split, arguments.tasks)
+    rows: list[dict[str, Any]] = []
+    for temperature in arguments.temperatures:
+        for name in arguments.only:
+            if name == "greedy" and temperature != arguments.temperatures[0]:
+                continue  # takes none
+            keys = {**STRATEGIES[name], "budget_tokens": max(arguments.budgets), "temperature": temperature}
+            began = time.perf_counter()
+            trees = player.search(panel.tasks, config=SearchConfig(**keys))
+            seconds = time.perf_counter() - began
+            solved = {
+                budget: sum(tree.solution is not None and tree.solved_at <= budget for tree in trees)
+                for budget in arguments.budgets
+            }
+            rows.append(
+                {
+                    "name": name,
+                    "search": keys,
+                    "tasks": len(trees),
+                    "solved": solved,
+                    "success": {budget: count / len(trees) for budget, count in solved.items()},
+                    "interval": {budget: wilson(count, len(trees)) for budget, count in solved.items()},
+                    "mean_tokens": sum(tree.tokens for tree in trees) / len(trees),
+                    "mean_steps": sum(tree.steps for tree in trees) / len(trees),
+                    "merged_share": player.search_stats.merged / max(1, player.search_stats.replies),
+                    "failed": sum(tree.error is not None for tree in trees),
+                    "seconds": round(seconds, 1),
+                }
+            )
+            print(line(rows[-1], arguments.budgets), flush=True)
+            record = {
+                "command": f"python -m benchmarks.bench_search_panel --model MODEL --split {arguments.split} "
+                f"--tasks {arguments.tasks} --budgets {' '.join(map(str, arguments.budgets))} "
+                f"--temperatures {' '.join(map(str, arguments.temperatures))}",
+                "split": arguments.split,
+                "commit": git_commit(),
+                "torch": torch.__version__,
+                "cpus": os.cpu_count(),
+                "rows": rows,
+            }
+            if arguments.json:
+                Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def line(row: dict[str, Any], budgets: Sequence[int]) -> str:
+    """A row of the table in Markdown: per cent solved within each number of generated tokens."""
+    figures = " | ".join(f"{100 * row['success'][budget]:.1f}" for budget in budgets)
+    temperature = "–" if row["name"] == "greedy" else f"{row['search']['temperature']:g}"
+    return f"| {row['name']} | {temperature} | {figures} | {row['mean_tokens']:.0f} | {row['mean_steps']:.1f} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""`manus-fast search`: a model searches a panel of tasks; what it finds is written, reported, drawn, and paired."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from manus_fast.commands import common, show
+from manus_fast.commands.train import ConfigFile, ModelPath, Overrides
+from manus_fast.errors import UserError
+
+if TYPE_CHECKING:
+    from manus_fast.search.base import Tree
+
+
+def search(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    model: ModelPath = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", help="greedy, best_of_n, beam, tot, got, dfsdt or mcts.")
+    ] = None,
+    tasks: Annotated[int | None, typer.Option("--tasks", help="Tasks, spread over the split; default: all.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Default: the environment's last split.")] = None,
+    budget: Annotated[
+        int | None, typer.Option("--budget_tokens", help="Generated tokens a task may take (search.budget_tokens).")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the worlds and the sampling.")] = 0,
+    output_dir: Annotated[
+        str, typer.Option("--output_dir", help="Where trajectories.jsonl and eval.json go.")
+    ] = "runs/search",
+    draw: Annotated[str | None, typer.Option("--draw", metavar="FILE.svg", help="Draw one searched tree.")] = None,
+    preferences: Annotated[
+        str | None, typer.Option("--preferences", metavar="FILE", help="Write step-level preference pairs.")
+    ] = None,
+) -> None:
+    """Searches each task of a panel once and writes the episodes that the search plays."""
+    from manus_fast.evaluate import evaluate, make_panel
+    from manus_fast.modeling.load import check_model_path
+    from manus_fast.player import Player, make_environment
+    from manus_fast.run_config import Config
+    from manus_fast.search.config import STRATEGIES
+    from manus_fast.search.draw import draw as drawing
+    from manus_fast.search.targets import preference_pairs
+    from manus_fast.tracking import prepare_folder
+
+    if strategy is not None and strategy not in STRATEGIES:
+        raise UserError(f"--strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    file = common.find_config(config, "search_household")
+    flags = {"model.path": model, "search.strategy": strategy, "search.budget_tokens": budget}
+    settings = Config.load(file, common.overrides(flags, overrides or ()))
+    if settings.model.path:
+        check_model_path(settings.model.path)
+    environment = make_environment(settings)
+    panel = make_panel(environment, split or environment.splits[-1], tasks)
+    folder = prepare_folder(output_dir)
+    common.prepare()
+    player = Player(settings, *settings.model.open(), environment)
+    trees: list[Tree] = []
+
+    def play(chosen):
+        trees.extend(player.search(chosen, seed))
+        return [tree.trajectory(env=environment.name) for tree in trees]
+
+    report = evaluate(panel, play, settings.model.path)
+    stats = player.search_stats
+    report.settings = {"search": dataclasses.asdict(settings.search), "seed": seed, **stats.metrics()}
+    report.save(folder / "eval.json")
+    with (folder / "trajectories.jsonl").open("w") as lines:
+        for tree in trees:
+            lines.write(json.dumps(tree.trajectory(env=environment.name).to_json()) + "\n")
+    show.report(report)
+    share = 100 * stats.merged / max(1, stats.replies)
+    typer.echo(
+        f"{settings.search.strategy}: {stats.tokens / len(trees):.0f} generated tokens and "
+        f"{stats.steps / len(trees):.1f} turns a task, {share:.0f} % of replies merged, {stats.failed} branches failed"
+    )
+    if draw is not None:
+        tree = _worth_drawing(trees)
+        Path(draw).write_text(drawing(tree))
+        typer.echo(f"{draw}: the tree of {tree.task.id}")
+    if preferences is not None:
+        pairs = [pair for tree in trees for pair in preference_pairs(tree, player.system_prompt)]
+        Path(preferences).write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        typer.echo(f"{preferences}: {len(pairs)} pairs")
+    typer.echo(f"written to {folder}")
+
+
+def _worth_drawing(trees: list[Tree]) -> Tree:
+    """A solved tree of the middle size among those that took more than one path, else the first tree."""
+    solved = [tree for tree in trees if tree.solution is not None and len(tree.nodes) > 1 + tree.solution.depth]
+    return sorted(solved, key=lambda tree: len(tree.nodes))[len(solved) // 2] if solved else trees[0]

@@ -1,0 +1,86 @@
+"""What a tree teaches and how it is drawn, on the vault of test_search_strategies."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import pytest
+from test_search_strategies import Dice, search
+
+from manus_fast.agent.trajectory import build_rows
+from manus_fast.search.draw import draw
+from manus_fast.search.targets import outcomes, preference_pairs, rows_once, sibling_groups
+
+
+@pytest.fixture(scope="module")
+def tree():
+    """Every path of the vault RL, waits left out: solved once, after a right and a left turn."""
+    options = {"strategy": "beam", "proposals": 30, "breadth": 9, "widen": False, "stop_on_success": False}
+    (found,), _ = search(["RL"], engine=Dice((0.5, 0.5, 0.0)), discount=0.5, **options)
+    assert len(found.nodes) == 7
+    return found
+
+
+def by_path(tree):
+    return {"".join(n.proposal.action[5] for n in node.path): node for node in tree.nodes}
+
+
+def test_outcomes_are_the_best_discounted_returns_beneath(tree):
+    nodes, found = by_path(tree), outcomes(tree)
+    assert found[nodes["rl"]] == (pytest.approx(1.99), True)  # 1 of the vault, bonus 1, step -0.01
+    assert found[nodes["r"]] == (pytest.approx(-0.01 + 0.5 * 1.99), True)
+    assert found[nodes["l"]] == (pytest.approx(-0.01 - 0.5 * 0.01), False)
+
+
+def test_siblings_share_their_prompt_and_pairs_prefer_what_led_to_the_solution(tree):
+    groups = sibling_groups(tree)
+    assert [len(group) for group in groups] == [2, 2, 2]
+    assert all(len({id(s.proposal.node) for s in group}) == 1 for group in groups)
+    pairs = preference_pairs(tree, "Open.")
+    assert [(p["chosen"][0]["content"], p["rejected"][0]["content"]) for p in pairs] == [
+        ("Think: on\nAct: turn right", "Think: on\nAct: turn left"),
+        ("Think: on\nAct: turn left", "Think: on\nAct: turn right"),
+    ]
+    first, second = pairs
+    assert first["prompt"] == [{"role": "system", "content": "Open."}, {"role": "user", "content": "start"}]
+    assert [m["role"] for m in second["prompt"]] == ["system", "user", "assistant", "user"]
+    assert second["prompt"][-1]["content"] == "path R"
+    assert first["level"] == "step" and first["margin"] == pytest.approx(0.5 * 2.0)
+    assert preference_pairs(tree, "Open.", margin=1.5) == [second]  # 2 apart, discounted from its own turn on
+    with pytest.raises(ValueError, match="margin, per_node"):
+        preference_pairs(tree, "", margin=-1)
+    json.dumps(pairs)
+
+
+def test_greedy_replies_are_no_samples():
+    (greedy,), _ = search(["RL"], strategy="greedy")
+    assert [p.temperature for n in greedy.nodes for p in n.proposals] == [0.0, 0.0]
+    assert sibling_groups(greedy) == []
+
+
+def test_a_shared_turn_is_trained_on_once(tree):
+    nodes = by_path(tree)
+    episodes = [tree.trajectory(nodes[path]) for path in ("rl", "rr", "ll")]
+    plain, once = build_rows(episodes), rows_once(episodes)
+    trained = [row.turn_id[row.loss_mask] for row in once]
+    assert [sorted(set(ids.tolist())) for ids in trained] == [[0, 1], [1], [0, 1]]
+    turns = {n.id: len(n.proposal.ids) for path in ("rl", "rr", "ll") for n in nodes[path].path}
+    assert sum(row.loss_mask.sum() for row in once) == sum(turns.values())
+    for before, after in zip(plain, once, strict=True):
+        assert np.array_equal(before.token_ids, after.token_ids)
+        assert not after.reward[~after.loss_mask].any() and not after.log_prob[~after.loss_mask].any()
+    rewards = sum(row.reward.sum() for row in once)
+    assert rewards == pytest.approx(sum(n.reward for n in {m for p in ("rl", "rr", "ll") for m in nodes[p].path}))
+    assert len(rows_once([episodes[0], episodes[0]])) == 1
+
+
+def test_the_drawing_is_xml_with_every_node_and_marks_the_path(tree):
+    root = ElementTree.fromstring(draw(tree))
+    space = "{http://www.w3.org/2000/svg}"
+    circles = list(root.iter(f"{space}circle"))
+    ideas = sum(p.child is None for n in tree.nodes for p in n.proposals)
+    assert len(circles) == len(tree.nodes) + ideas
+    assert sum(c.get("stroke") == "#15803d" for c in circles) == 3  # the root and the two turns that are played
+    assert any("solved after" in (t.text or "") for t in root.iter(f"{space}text"))
+    heights = sorted({float(c.get("cy")) for c in circles if c.get("cx") == str(24 + 2 * 215)})
+    assert len(heights) == 4 and min(np.diff(heights)) >= 20  # four leaves, none on another
