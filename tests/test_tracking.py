@@ -199,6 +199,30 @@ def test_time_left_counts_from_where_a_resumed_run_began(monkeypatch):
     assert progress._left(600, clock[0]) == "40 s left"
 
 
+def test_a_run_that_time_ends_shows_real_steps_and_the_time_left(monkeypatch, capsys):
+    """120 of 200 s are spent (20 of them before a resume) at 3,000 of 10 million steps."""
+    clock = [100.0]
+    monkeypatch.setattr("manus_fast.progress.time.monotonic", lambda: clock[0])
+    progress = Progress("ppo", total=10_000_000, terminal=False, max_seconds=200, seconds=20)
+    clock[0] += 100
+    progress.update(3000, reward=0.5)
+    clock[0] += 85
+    progress.update(6000)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "ppo: 3,000 steps · reward 0.5 · 1 min 20 s left"
+    assert last == "ppo: 6,000 steps · done in 3 min 05 s"
+
+
+def test_steps_are_counted_down_where_they_end_a_run_before_its_time_does(monkeypatch, capsys):
+    clock = [100.0]
+    monkeypatch.setattr("manus_fast.progress.time.monotonic", lambda: clock[0])
+    progress = Progress("ppo", total=1000, terminal=False, max_seconds=1000)
+    for done in (0, 500):
+        clock[0] += 10
+        progress.update(done)
+    assert capsys.readouterr().err.splitlines()[-1] == "ppo: 500 of 1,000 steps · 10 s left"
+
+
 def test_progress_bar_on_a_terminal(capsys):
     with Progress("ppo", total=100, terminal=True) as progress:
         progress.update(50, reward=0.5)

@@ -1,0 +1,153 @@
+"""Learning curves on the household demo: PPO, GRPO and GiGPO from the same imitating policy, over several seeds.
+
+    python -m benchmarks.bench_curves --seeds 0 1 2 --seconds 200 --json curves.json --plot curves.svg
+
+Every seed imitates the demo's expert once (`--sft_seconds` of it), and each algorithm goes on from there for
+`--seconds`, with the demo's settings and 64 episodes an iteration: 64 tasks for PPO, 8 tasks of 8 episodes for the
+groups. A curve is success on the validation panel (greedy), checked every `--freq` environment steps, and success of
+the training episodes (sampled). Afterwards each policy plays all of valid_unseen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manus_fast.commands.common import find_config, prepare
+from manus_fast.demo import make_small_policy, measured
+from manus_fast.finetune import FineTune
+from manus_fast.player import make_environment
+from manus_fast.run_config import Config
+from manus_fast.trainer import Trainer
+from manus_fast.versions import git_commit
+
+ALGORITHMS = ("ppo", "grpo", "gigpo")
+COLOURS = {"ppo": "#3b6fb6", "grpo": "#c8553d", "gigpo": "#4c956c"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
+    parser.add_argument("--seconds", type=float, default=200.0, help="of training, a run")
+    parser.add_argument("--sft_seconds", type=float, default=40.0, help="of imitation, a seed")
+    parser.add_argument("--freq", type=int, default=4000, help="environment steps between checks")
+    parser.add_argument("--output_dir", default="runs/bench_curves", help="one folder a seed is made in it")
+    parser.add_argument("--json", default=None, help="where the curves go")
+    parser.add_argument("--plot", default=None, help="where a picture of them goes, .svg or .png")
+    parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    prepare()
+    runs: list[dict[str, Any]] = []
+    for seed in arguments.seeds:
+        for row in seed_runs(arguments, seed):
+            runs.append(row)
+            print(json.dumps({name: row[name] for name in row if name not in ("train", "panel")}), flush=True)
+    record = {
+        "command": "python -m benchmarks.bench_curves " + " ".join(_command(arguments)),
+        "commit": git_commit(),
+        "torch": torch.__version__,
+        "cpus": os.cpu_count(),
+        "runs": runs,
+        "mean_unseen": {
+            name: statistics.mean(r["unseen"] for r in runs if r["algorithm"] == name)
+            for name in ("sft", *arguments.algorithms)
+        },
+    }
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+    if arguments.plot:
+        plot(record, Path(arguments.plot))
+    print("\nsuccess on valid_unseen, per cent, mean over seeds")
+    for name, rate in record["mean_unseen"].items():
+        print(f"{name:>8} {100 * rate:6.1f}")
+
+
+def seed_runs(arguments: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
+    """Rows of one seed: the imitating policy ("sft"), then each algorithm from it."""
+    root = Path(arguments.output_dir) / f"seed{seed}"
+    shutil.rmtree(root, ignore_errors=True)
+    file = find_config(None, "demo_household")
+
+    def config(name: str, model: Path, *more: str) -> Config:
+        own = (f"training.seed={seed}", f"training.output_dir={root / name}", f"model.path={model}", *more)
+        return Config.load(file, (*own, *arguments.overrides))
+
+    start = config("sft", root / "untrained", f"sft.time_limit={arguments.sft_seconds}")
+    environment = make_environment(start)
+    make_small_policy(start, environment, root / "untrained", seed)
+    FineTune(start, environment=environment).run()
+    imitating = root / "sft" / "model"
+    rows = [{"algorithm": "sft", "seed": seed, "unseen": _unseen(start, imitating, environment)}]
+    for name in arguments.algorithms:
+        settings = config(
+            name, imitating, f"algorithm={name}", f"training.max_seconds={arguments.seconds}",
+            f"evaluation.freq={arguments.freq}",
+        )  # fmt: skip
+        began = time.monotonic()
+        trainer = Trainer(settings, environment=environment)
+        first = trainer.evaluate().summary.success.rate
+        trainer.run()
+        records = [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
+        rows.append(
+            {
+                "algorithm": name,
+                "seed": seed,
+                "seconds": round(time.monotonic() - began, 1),
+                "steps": trainer.counters.steps,
+                "unseen": _unseen(settings, root / name / "model", environment),
+                "train": [[r["step"], round(r["train/success"], 4)] for r in records if "train/success" in r],
+                "panel": [[0, first], *([r["step"], r["eval/success"]] for r in records if "eval/success" in r)],
+            }
+        )
+    return rows
+
+
+def plot(record: dict[str, Any], path: Path) -> None:
+    """Success on the panel over environment steps: each seed thin, their mean thick where all of them have got to."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import numpy as np
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    for name in dict.fromkeys(r["algorithm"] for r in record["runs"] if "panel" in r):
+        curves = [np.asarray(r["panel"]) for r in record["runs"] if r["algorithm"] == name]
+        colour = COLOURS.get(name)
+        for curve in curves:
+            axes.plot(curve[:, 0], 100 * curve[:, 1], color=colour, alpha=0.35, linewidth=1)
+        shared = np.linspace(0, min(curve[-1, 0] for curve in curves), 60)
+        mean = np.mean([np.interp(shared, curve[:, 0], 100 * curve[:, 1]) for curve in curves], axis=0)
+        axes.plot(shared, mean, color=colour, linewidth=2.4, label=name)
+    axes.set_xlabel("environment steps after imitation")
+    axes.set_ylabel("success on valid_seen, per cent")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _unseen(config: Config, model: Path, environment: Any) -> float:
+    return measured(config, model, environment).summary.success.rate
+
+
+def _command(arguments: argparse.Namespace) -> list[str]:
+    words = ["--seeds", *map(str, arguments.seeds), "--algorithms", *arguments.algorithms]
+    for name in ("seconds", "sft_seconds", "freq"):
+        words += [f"--{name}", f"{getattr(arguments, name):g}"]
+    return [*words, *arguments.overrides]
+
+
+if __name__ == "__main__":
+    main()
