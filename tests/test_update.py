@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import math
 
@@ -356,3 +357,69 @@ def test_deepspeed_is_refused_in_one_sentence():
         make_backend(Policy(tiny_model()), BackendConfig(kind="deepspeed"))
     with pytest.raises(ValueError, match=r"backend.offload: expected backend.kind 'deepspeed'"):
         BackendConfig(offload=True)
+
+
+class Adapted(torch.nn.Module):
+    """What `Reference` relies on of a PEFT model: the base model, and a switch for what was added to it."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.config = base, base.config
+        self.added = torch.nn.Parameter(torch.full_like(base.model.norm.weight, 0.5))
+        self.off = False
+        base.model.norm.register_forward_hook(lambda _m, _i, out: out if self.off else out + self.added)
+
+    def get_base_model(self):
+        return self.base
+
+    @contextlib.contextmanager
+    def disable_adapter(self):
+        self.off = True
+        yield
+        self.off = False
+
+
+def test_with_adapters_the_reference_is_the_model_with_adapters_off():
+    """No copy is made, the reference stays where it was when the adapters move, and scoring turns them on again."""
+    base = tiny_model()
+    plain = Policy(copy.deepcopy(base)).score_all(module.pack(ROWS)).log_prob
+    policy = Policy(Adapted(base))
+    reference = Reference(policy)
+    assert reference._policy is policy and reference.state_dict() == {}
+    packed = module.pack(ROWS)
+    torch.testing.assert_close(reference.log_prob(packed), plain)
+    assert not policy.model.off and (policy.score_all(packed).log_prob - plain).abs().max() > 0.01
+    with torch.no_grad():
+        policy.model.added.add_(1.0)
+    torch.testing.assert_close(reference.log_prob(packed), plain)
+
+
+def test_a_kl_is_in_the_loss_or_in_the_reward_and_never_in_both():
+    """The same policy and coefficient: in the loss the rewards stay, in the reward the loss has no KL term."""
+    losses = {}
+    for where in ("loss", "reward"):
+        config = PPOConfig(batch_size=12, advantage="return", whiten=False, kl_coef=0.5, kl_in=where, clip="none")
+        policy, reference = make_policy(config)
+        update = PolicyGradientUpdate(policy, Recorder(policy), config, reference=reference)
+        packed = module.pack(ROWS)
+        update._score(packed)
+        update._reference_terms(packed, None, 0.5)
+        changed = not torch.equal(packed.reward, module.pack(ROWS).reward)
+        losses[where] = (changed, config.loss_config(0.0, 0.5).kl_coef)
+    assert losses == {"loss": (False, 0.5), "reward": (True, 0.0)}
+
+
+def test_scheduled_coefficients_are_used_and_logged():
+    config = PPOConfig(
+        batch_size=12,
+        ent_coef={"start": 0.2, "kind": "linear", "end": 0.1},
+        kl_coef={"start": 0.4, "kind": "cosine", "warmup": 0.5},
+    )
+    policy, reference = make_policy(config)
+    update = PolicyGradientUpdate(policy, Recorder(policy), config, reference=reference)
+    seen = []
+    for progress in (0.0, 0.25, 0.5, 0.75, 1.0):
+        stats = update.run(ROWS, iteration=0, progress=progress, learning_rate=0.0)
+        seen.append((stats["update/ent_coef"], stats["update/kl_coef"]))
+    assert [e for e, _ in seen] == pytest.approx([0.2, 0.175, 0.15, 0.125, 0.1])
+    assert [k for _, k in seen] == pytest.approx([0.0, 0.2, 0.4, 0.2, 0.0])
