@@ -4,7 +4,8 @@
 
 Every task of the panel is searched once by each strategy with the same limit of generated tokens. A search that solves
 its task ends there, so one run says what every smaller limit would have given: a task counts at a limit when it was
-solved within it. Greedy has nothing to spend a second episode on; its figure is one episode's.
+solved within it. Greedy has nothing to spend a second episode on; its figure is one episode's. The value model is
+fitted beforehand on searched training tasks (`--value_tasks`), which no budget counts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ import torch
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.evaluate import make_panel
 from manus_fast.evaluate.metrics import wilson
+from manus_fast.finetune import training_tasks
+from manus_fast.learn.policy import Policy
+from manus_fast.learn.search_values import fit_values
 from manus_fast.modeling.load import load_model
 from manus_fast.player import Player
 from manus_fast.run_config import Config
@@ -39,6 +43,9 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "DFSDT": {"strategy": "dfsdt"},
     "MCTS": {"strategy": "mcts", "value": "reward"},
     "MCTS, rollouts": {"strategy": "mcts", "value": "rollout"},
+    "ToT, value model": {"strategy": "tot", "value": "model"},
+    "GoT, value model": {"strategy": "got", "value": "model"},
+    "MCTS, value model": {"strategy": "mcts", "value": "model"},
 }
 
 
@@ -50,25 +57,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[125, 250, 500, 1000], help="generated tokens a task")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0])
     parser.add_argument("--only", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES))
+    parser.add_argument("--value_tasks", type=int, default=150, help="training tasks that the value model learns from")
+    parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
     parser.add_argument("--json", default=None, help="where the rows go")
     parser.add_argument("overrides", nargs="*", default=[], help="of configs/demo_household.yaml, as KEY=VALUE")
     arguments = parser.parse_args(argv)
     prepare()
     torch.set_num_threads(1)
     config = Config.load(find_config(None, "demo_household"), arguments.overrides)
-    player = Player(config, *load_model(arguments.model))
+    model, tokenizer = load_model(arguments.model)
+    player = Player(config, model, tokenizer)
     panel = make_panel(player.environment, arguments.split, arguments.tasks)
     rows: list[dict[str, Any]] = []
+    if arguments.append:
+        rows = json.loads(Path(arguments.json).read_text())["rows"]
+    score = None
+    if any(STRATEGIES[name].get("value") == "model" for name in arguments.only):
+        score = value_model(player, model, arguments.value_tasks).value_of()
     for temperature in arguments.temperatures:
         for name in arguments.only:
             if name == "greedy" and temperature != arguments.temperatures[0]:
                 continue  # takes none
             keys = {**STRATEGIES[name], "budget_tokens": max(arguments.budgets), "temperature": temperature}
             began = time.perf_counter()
-            trees = player.search(panel.tasks, config=SearchConfig(**keys))
+            trees = player.search(panel.tasks, config=SearchConfig(**keys), score=score)
             seconds = time.perf_counter() - began
             solved = {
-                budget: sum(tree.solution is not None and tree.solved_at <= budget for tree in trees)
+                str(budget): sum(tree.solution is not None and tree.solved_at <= budget for tree in trees)
                 for budget in arguments.budgets
             }
             rows.append(
@@ -101,9 +116,22 @@ def main(argv: Sequence[str] | None = None) -> None:
                 Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
 
 
+def value_model(player: Player, model: Any, tasks: int) -> Policy:
+    """Fitted on sampled episodes of training tasks, those after a solution included."""
+    config = SearchConfig(strategy="best_of_n", budget_tokens=600, temperature=1.0, stop_on_success=False)
+    trees = player.search(training_tasks(player.environment.tasks("train"), tasks, seed=0), seed=1, config=config)
+    began = time.perf_counter()
+    policy = fit_values(model, trees)
+    nodes, solved = sum(len(tree.nodes) for tree in trees), sum(tree.solution is not None for tree in trees)
+    print(
+        f"value model: {nodes} nodes of {tasks} tasks, {solved} solved, {time.perf_counter() - began:.0f} s", flush=True
+    )
+    return policy
+
+
 def line(row: dict[str, Any], budgets: Sequence[int]) -> str:
     """A row of the table in Markdown: per cent solved within each number of generated tokens."""
-    figures = " | ".join(f"{100 * row['success'][budget]:.1f}" for budget in budgets)
+    figures = " | ".join(f"{100 * row['success'][str(budget)]:.1f}" for budget in budgets)
     temperature = "–" if row["name"] == "greedy" else f"{row['search']['temperature']:g}"
     return f"| {row['name']} | {temperature} | {figures} | {row['mean_tokens']:.0f} | {row['mean_steps']:.1f} |"
 

@@ -35,6 +35,18 @@ def test_a_search_writes_episodes_a_report_a_drawing_and_pairs(policy, tmp_path,
     assert svg.read_text().startswith("<svg ") and pairs.read_text() == ""
 
 
+def test_a_value_model_is_fitted_by_one_search_and_leads_the_next(policy, tmp_path, capsys):
+    folder = tmp_path / "value"
+    words = ["search", "--model_path", str(policy), "--output_dir", str(tmp_path), "--tasks", "1"]
+    words.append("rollout.max_turn_tokens=6")
+    assert main([*words, "--strategy", "best_of_n", "--budget_tokens", "60", "--fit_values", str(folder)]) == 0
+    assert main([*words, "--strategy", "mcts", "--budget_tokens", "60", "--value_model", str(folder)]) == 0
+    report = Report.load(tmp_path / "eval.json")
+    assert report.settings["search"]["value"] == "model" and report.settings["search/scored"] > 0
+    assert main([*words, "--value_model", str(tmp_path)]) == 2
+    assert "value model: expected a folder with value.safetensors" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

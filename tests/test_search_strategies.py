@@ -281,6 +281,9 @@ def test_values_from_the_callable_lead_the_search_and_are_asked_for_in_batches()
     assert all(tree.played.success for tree in trees)
     assert sum(sizes) == searcher.stats.scored > len(sizes)
     assert trees[0].trajectory().turns[1].value == 1.0
+    for strategy in ("got", "mcts"):
+        (tree,), _ = search([code], strategy=strategy, value="model", budget_tokens=3000, score=score)
+        assert tree.played.success
     with pytest.raises(ValueError, match=r"search\.value: expected reward, rollout or verbal"):
         search([code], strategy="tot", value="model")
     with pytest.raises(ValueError, match=r"score: expected .* finite values"):

@@ -37,9 +37,16 @@ def search(
     preferences: Annotated[
         str | None, typer.Option("--preferences", metavar="FILE", help="Write step-level preference pairs.")
     ] = None,
+    value_model: Annotated[
+        str | None, typer.Option("--value_model", metavar="FOLDER", help="Values from here (search.value=model).")
+    ] = None,
+    fit_values: Annotated[
+        str | None, typer.Option("--fit_values", metavar="FOLDER", help="Train a value model on the trees.")
+    ] = None,
 ) -> None:
     """Searches each task of a panel once and writes the episodes that the search plays."""
     from manus_fast.evaluate import evaluate, make_panel
+    from manus_fast.learn import search_values
     from manus_fast.modeling.load import check_model_path
     from manus_fast.player import Player, make_environment
     from manus_fast.run_config import Config
@@ -52,6 +59,7 @@ def search(
         raise UserError(f"--strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
     file = common.find_config(config, "search_household")
     flags = {"model.path": model, "search.strategy": strategy, "search.budget_tokens": budget}
+    flags["search.value"] = None if value_model is None else "model"
     settings = Config.load(file, common.overrides(flags, overrides or ()))
     if settings.model.path:
         check_model_path(settings.model.path)
@@ -59,11 +67,13 @@ def search(
     panel = make_panel(environment, split or environment.splits[-1], tasks)
     folder = prepare_folder(output_dir)
     common.prepare()
-    player = Player(settings, *settings.model.open(), environment)
+    net, tokenizer = settings.model.open()
+    player = Player(settings, net, tokenizer, environment)
+    score = None if value_model is None else search_values.load_values(net, value_model).value_of()
     trees: list[Tree] = []
 
     def play(chosen):
-        trees.extend(player.search(chosen, seed))
+        trees.extend(player.search(chosen, seed, score=score))
         return [tree.trajectory(env=environment.name) for tree in trees]
 
     report = evaluate(panel, play, settings.model.path)
@@ -87,6 +97,9 @@ def search(
         pairs = [pair for tree in trees for pair in preference_pairs(tree, player.system_prompt)]
         Path(preferences).write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
         typer.echo(f"{preferences}: {len(pairs)} pairs")
+    if fit_values is not None:
+        search_values.save_values(search_values.fit_values(net, trees), fit_values)
+        typer.echo(f"{fit_values}: a value model of {sum(len(tree.nodes) for tree in trees)} nodes")
     typer.echo(f"written to {folder}")
 
 

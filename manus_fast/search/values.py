@@ -29,7 +29,9 @@ def values(tree: Tree, nodes: Sequence[Node]) -> Search:
     """
     kind = tree.config.value
     new = [node for node in nodes if node.value is None and not node.closed]
-    if kind == "model":
+    if not new:
+        pass  # an empty list of requests would be a mistake
+    elif kind == "model":
         scores = yield [Score(node) for node in new]
         for node, score in zip(new, scores, strict=True):
             node.value = float(score)
