@@ -52,6 +52,7 @@ def test_nothing_heavy_is_imported_before_a_command_runs():
         (["models", "get", "gpt5"], "models get: expected smollm2, got 'gpt5'"),
         (["bench", "nope"], "bench: expected one of"),
         (["ppo", "--config", "nope"], "--config: expected a YAML file or the name of a shipped one"),
+        (["ppo", "--reward_fn", "fromat"], "got 'fromat': did you mean 'format'?"),
         (["ppo", "--bf16", "maybe"], "--bf16: expected true or false, got 'maybe'"),
         (["ppo", "--save_strategy", "often"], "--save_strategy: expected no, steps or epoch, got 'often'"),
         (["ppo", "--batch_size", "9", "--per_device_train_batch_size", "4"], "--batch_size: expected 4"),

@@ -21,6 +21,9 @@ ModelPath = Annotated[
 ]
 Dataset = Annotated[str | None, typer.Option("--dataset_name", help="data.name")]
 EnvName = Annotated[str | None, typer.Option("--env_name", help="environment.name")]
+RewardFn = Annotated[
+    str | None, typer.Option("--reward_fn", help="The only reward: a part's name or module:function (reward_fn).")
+]
 Rollouts = Annotated[
     int | None, typer.Option("--num_rollouts", help="Trajectories an iteration (training.num_rollouts).")
 ]
@@ -48,6 +51,7 @@ def ppo(
     model: ModelPath = None,
     dataset_name: Dataset = None,
     env_name: EnvName = None,
+    reward_fn: RewardFn = None,
     num_rollouts: Rollouts = None,
     ppo_epochs: PPOEpochs = None,
     batch_size: BatchSize = None,
@@ -65,6 +69,7 @@ def ppo(
         "model.path": model,
         "data.name": dataset_name,
         "environment.name": env_name,
+        "reward_fn": reward_fn,
         "training.num_rollouts": num_rollouts,
         "ppo.epochs": ppo_epochs,
         "training.gradient_accumulation_steps": gradient_accumulation_steps,
