@@ -15,6 +15,7 @@ _EXPORTS = {
     "FineTune": "manus_fast.finetune",
     "Panel": "manus_fast.evaluate",
     "Player": "manus_fast.player",
+    "TeacherPlayer": "manus_fast.teacher",
     "Report": "manus_fast.evaluate",
     "Trainer": "manus_fast.trainer",
     "compare": "manus_fast.evaluate",

@@ -9,12 +9,13 @@ The trainer collects through it, `manus-fast eval` measures through it, and so c
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from manus_fast.agent.context import ChatFormat, Context
+from manus_fast.agent.messages import MessageContext
 from manus_fast.agent.protocol import Protocol
 from manus_fast.agent.trajectory import Trajectory
 from manus_fast.envs import make
@@ -53,7 +54,69 @@ def make_environment(
     return make(block.name, **options)
 
 
-class Player:
+def play_specs(tasks: Sequence[Task], seed: int) -> list[EpisodeSpec]:
+    """One episode a task, with seeds that hang on the task's place alone."""
+    return [EpisodeSpec(task, derive(_PLAY, seed, number), number, 0) for number, task in enumerate(tasks)]
+
+
+class Play:
+    """Whoever plays an environment turn by turn, over an engine and a context: a model of ours, or a teacher.
+
+    Args:
+        config: its agent, environment, rollout and training.seed are used.
+        environment: where it exists already; None makes the one that the config names.
+    """
+
+    engine: Engine
+    context: Context | MessageContext
+
+    def __init__(self, config: Config, environment: Environment | None = None):
+        self.config = config
+        self.environment = environment or make_environment(config)
+        self.protocol = Protocol(config.agent.style, config.agent.show_admissible)
+        self.stats = RolloutStats()
+
+    @property
+    def system_prompt(self) -> str:
+        """What every conversation begins with."""
+        return self._system(self.environment)
+
+    def play(self, tasks: Sequence[Task], temperature: float = 0.0, seed: int = 0) -> list[Trajectory]:
+        """Plays each task once, in order; the same seeds whatever model plays, so that results can be paired."""
+        return self._run(play_specs(tasks, seed), temperature, self.environment)
+
+    def _system(self, environment: Environment) -> str:
+        own = self.config.agent.instructions
+        return self.protocol.system_prompt(environment.instructions if own is None else own)
+
+    def _run(
+        self,
+        specs: Sequence[EpisodeSpec],
+        temperature: float,
+        environment: Environment,
+        on_done: Callable[[Trajectory], None] | None = None,
+    ) -> list[Trajectory]:
+        rollout_config = dataclasses.replace(self.config.rollout, temperature=temperature)
+        envs = environment.make_async(min(rollout_config.slots, len(specs)))
+        try:
+            rollout = Rollout(
+                self.engine,
+                envs,
+                environment,
+                self.context,
+                self.protocol,
+                rollout_config,
+                make_shape(self.config.environment.reward_config, self.config.rewards),
+                system=self._system(environment),
+            )
+            trajectories = rollout.collect(specs, on_done)
+            self.stats = rollout.stats
+        finally:
+            envs.close()
+        return trajectories
+
+
+class Player(Play):
     """See the module's docstring.
 
     Args:
@@ -64,19 +127,11 @@ class Player:
     """
 
     def __init__(self, config: Config, model: Any, tokenizer: Any, environment: Environment | None = None):
-        self.config = config
-        self.environment = environment or make_environment(config)
-        self.protocol = Protocol(config.agent.style, config.agent.show_admissible)
+        super().__init__(config, environment)
         self.chat = ChatFormat(tokenizer, end_ids(model))
         self.context = Context(self.chat, config.agent.context, config.agent.window)
-        self.engine: Engine = make_engine(config.rollout, model, self.chat.end_ids)
-        self.stats = RolloutStats()
+        self.engine = make_engine(config.rollout, model, self.chat.end_ids)
         self.search_stats = SearchStats()
-
-    @property
-    def system_prompt(self) -> str:
-        """What every conversation begins with."""
-        return self._system(self.environment)
 
     def collect(
         self,
@@ -100,11 +155,6 @@ class Player:
             for member in range(members)
         ]
         return self._run(specs, self.config.rollout.temperature, environment or self.environment)
-
-    def play(self, tasks: Sequence[Task], temperature: float = 0.0, seed: int = 0) -> list[Trajectory]:
-        """Plays each task once, in order; the same seeds whatever model plays, so that results can be paired."""
-        specs = [EpisodeSpec(task, derive(_PLAY, seed, number), number, 0) for number, task in enumerate(tasks)]
-        return self._run(specs, temperature, self.environment)
 
     def search(
         self,
@@ -137,27 +187,3 @@ class Player:
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Hands new weights to the engine."""
         self.engine.load(weights, version)
-
-    def _system(self, environment: Environment) -> str:
-        own = self.config.agent.instructions
-        return self.protocol.system_prompt(environment.instructions if own is None else own)
-
-    def _run(self, specs: Sequence[EpisodeSpec], temperature: float, environment: Environment) -> list[Trajectory]:
-        rollout_config = dataclasses.replace(self.config.rollout, temperature=temperature)
-        envs = environment.make_async(min(rollout_config.slots, len(specs)))
-        try:
-            rollout = Rollout(
-                self.engine,
-                envs,
-                environment,
-                self.context,
-                self.protocol,
-                rollout_config,
-                make_shape(self.config.environment.reward_config, self.config.rewards),
-                system=self._system(environment),
-            )
-            trajectories = rollout.collect(specs)
-            self.stats = rollout.stats
-        finally:
-            envs.close()
-        return trajectories

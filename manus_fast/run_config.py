@@ -18,6 +18,7 @@ from manus_fast.learn.schedules import Schedule, schedule
 from manus_fast.learn.sft import SFTConfig
 from manus_fast.modeling.load import load_model
 from manus_fast.rewards.episode import check_rewards
+from manus_fast.rollout.endpoint import EndpointConfig
 from manus_fast.rollout.scheduler import RolloutConfig
 from manus_fast.search.config import SearchConfig
 
@@ -27,7 +28,7 @@ class ModelConfig:
     """The `model` block."""
 
     path: str = ""
-    """A Hugging Face folder or hub name."""
+    """A Hugging Face folder or hub name; under rollout.engine openai a teacher's or an endpoint's model name."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the computation; master weights are float32 either way."""
     device: str = "auto"
@@ -161,6 +162,7 @@ class Config:
     """Short for `rewards` with this one part at weight 1, in place of that block."""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     search: SearchConfig = field(default_factory=SearchConfig)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
     data: DataConfig = field(default_factory=DataConfig)

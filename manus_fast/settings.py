@@ -3,10 +3,23 @@
 MANUS_FAST_BACKEND   auto (default) | reference | cpu | triton | cuda: which implementation the ops use.
 MANUS_FAST_THREADS   threads of the C++ pool, an integer >= 1; unset leaves the pool at the machine's core count.
 MANUS_FAST_CACHE     folder for fetched models; unset: manus_fast in the user's cache folder.
+MANUS_FAST_OPENAI_BASE_URL     address of an OpenAI-compatible endpoint; unset: what the openai package takes by itself.
+MANUS_FAST_OPENAI_API_KEY      its key; unset: what the openai package takes by itself.
+MANUS_FAST_DEEPSEEK_BASE_URL   the same two for the teacher deepseek-r1,
+MANUS_FAST_DEEPSEEK_API_KEY    which has an address of its own,
+MANUS_FAST_QWQ_BASE_URL        and for qwq-32b,
+MANUS_FAST_QWQ_API_KEY         which has none.
 """
 
 import os
 from pathlib import Path
+
+ENDPOINTS = {
+    "openai": ("MANUS_FAST_OPENAI_BASE_URL", "MANUS_FAST_OPENAI_API_KEY"),
+    "deepseek": ("MANUS_FAST_DEEPSEEK_BASE_URL", "MANUS_FAST_DEEPSEEK_API_KEY"),
+    "qwq": ("MANUS_FAST_QWQ_BASE_URL", "MANUS_FAST_QWQ_API_KEY"),
+}
+"""Who answers → the variables with its address and its key."""
 
 BACKENDS = ("auto", "reference", "cpu", "triton", "cuda")
 
@@ -35,3 +48,9 @@ def cache_folder() -> Path:
     if named:
         return Path(named).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "manus_fast"
+
+
+def endpoint(name: str) -> tuple[str | None, str | None]:
+    """Address and key of one of ENDPOINTS, None where unset."""
+    url, key = (os.environ.get(variable, "").strip() for variable in ENDPOINTS[name])
+    return url or None, key or None

@@ -21,7 +21,7 @@ LAYERS = [
     {"learn", "evaluate"},
     {"run_config"},
     {"player"},
-    {"trainer", "finetune"},
+    {"trainer", "finetune", "teacher", "serving"},
     {"demo"},
     {"info"},
     {"commands"},

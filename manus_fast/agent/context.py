@@ -118,6 +118,11 @@ class Context:
 class Conversation:
     """The token state of one episode: `prompt()` gives the ids for the next reply."""
 
+    messages: list[dict[str, str]] | None = None
+    """The prompt as messages, where an engine takes those in place of ids (agent/messages.py)."""
+    fresh: list[dict[str, str]] | None = None
+    """Those of `messages` that no earlier prompt of the episode held."""
+
     def __init__(self, context: Context, head: np.ndarray):
         self._context = context
         self._segments: list[np.ndarray] = [head]

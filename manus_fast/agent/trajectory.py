@@ -44,6 +44,18 @@ class Turn:
     node_id: int | None = None
     """Node of a search tree that this turn belongs to; shared prefixes carry equal ids."""
     messages: list[dict[str, str]] | None = None
+    """Of a reply that came as text: the messages that its prompt showed for the first time. None: ids tell it all."""
+    tokens: int | None = None
+    """Sampled tokens of such a reply, as the endpoint counted them."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        return len(self.ids) if self.tokens is None else self.tokens
+
+    @property
+    def reply(self) -> np.ndarray | str:
+        """The reply as the engine gave it: ids, or text."""
+        return self.ids if self.messages is None else self.text
 
 
 @dataclass
@@ -85,7 +97,7 @@ class Trajectory:
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(len(turn.ids) for turn in self.turns)
+        return sum(turn.sampled_tokens for turn in self.turns)
 
     def to_json(self) -> dict[str, Any]:
         """The record of trajectories.jsonl (CONTRACTS: Files)."""

@@ -1,4 +1,4 @@
-"""`manus-fast data`: published datasets mixed into training files, shown and counted."""
+"""`manus-fast data`: published datasets and a teacher's episodes made into training files, shown and counted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from manus_fast.commands import distill
 from manus_fast.errors import UserError
 
 app = typer.Typer(help="Builds, shows and counts training data.", no_args_is_help=True)
@@ -39,6 +40,9 @@ def build(
     report = make([_source(word) for word in sources], out, BuildConfig(valid, max_turns, max_chars, similarity, seed),
                   Protocol(style))  # fmt: skip
     typer.echo(json.dumps(report, indent=2))
+
+
+app.command("distill")(distill.distill)
 
 
 @app.command()

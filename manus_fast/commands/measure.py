@@ -16,6 +16,7 @@ from manus_fast.errors import UserError
 
 if TYPE_CHECKING:
     from manus_fast.evaluate import Report
+    from manus_fast.run_config import Config
 
 
 def evaluate(
@@ -26,7 +27,10 @@ def evaluate(
     baseline: Annotated[str | None, typer.Option("--baseline", help="A second model for the same panel.")] = None,
     split: Annotated[str | None, typer.Option("--split", help="Default: the environment's last split.")] = None,
     limit: Annotated[int | None, typer.Option("--limit", help="Tasks, spread over the split; default: all.")] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="0 plays greedily.")] = 0.0,
+    engine: Annotated[str | None, typer.Option("--engine", help="rollout.engine; openai: an endpoint plays.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option("--temperature", help="0 plays greedily; default: 0, or the teacher's own.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Of the worlds and the sampling.")] = 0,
     output_dir: Annotated[str, typer.Option("--output_dir", help="Where eval.json goes.")] = "runs/eval",
 ) -> None:
@@ -37,11 +41,17 @@ def evaluate(
     from manus_fast.run_config import Config
     from manus_fast.tracking import prepare_folder
 
-    if temperature < 0:
+    if temperature is not None and temperature < 0:
         raise UserError(f"--temperature: expected a number >= 0, got {temperature}")
     file = common.find_config(config, "") if config else _config_beside(model)
-    flags = {"environment.name": suite, "model.path": model}
+    flags = {"environment.name": suite, "model.path": model, "rollout.engine": engine}
     settings = Config.load(file, common.overrides(flags, overrides or ()))
+    if settings.rollout.engine == "openai":
+        if baseline:
+            raise UserError("--baseline: expected none beside --engine openai; evaluate both and use compare")
+        _evaluate_teacher(settings, split, limit, temperature, seed, output_dir)
+        return
+    temperature = temperature or 0.0
     models = [settings.model, *([dataclasses.replace(settings.model, path=baseline)] if baseline else [])]
     for each in models:
         if each.path:
@@ -61,6 +71,32 @@ def evaluate(
     if len(reports) == 2:
         show.comparison(compare(reports[1], reports[0]))
     typer.echo(f"written to {folder}")
+
+
+def _evaluate_teacher(
+    settings: Config, split: str | None, limit: int | None, temperature: float | None, seed: int, output_dir: str
+) -> None:
+    from manus_fast.evaluate import evaluate, make_panel
+    from manus_fast.player import make_environment
+    from manus_fast.teacher import TeacherPlayer
+
+    environment = make_environment(settings)
+    panel = make_panel(environment, split or environment.splits[-1], limit)
+    player = TeacherPlayer(settings, output_dir, environment)
+    try:
+        with show.Watch("eval", len(panel.tasks), player.engine.metrics) as watch:
+            report = evaluate(
+                panel, lambda tasks: player.play(tasks, temperature, seed, watch.on_done), player.teacher.name
+            )
+    finally:
+        player.close()
+    used = player.teacher.temperature if temperature is None else temperature
+    figures = player.engine.metrics()
+    report.settings = {"temperature": used, "seed": seed, "limit": limit, "engine": "openai", "endpoint": figures}
+    report.save(player.folder / "eval.json")
+    show.report(report)
+    show.endpoint(player.resumed, figures)
+    typer.echo(f"written to {player.folder}")
 
 
 def compare(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from manus_fast.agent.trajectory import Trajectory
     from manus_fast.demo import Stage
     from manus_fast.evaluate import Comparison, Report
 
@@ -77,3 +79,39 @@ def stages(stages: Sequence[Stage], seconds: float) -> None:
     for stage in stages:
         console.print(f"{stage.name}: {stage.folder / 'model'}", highlight=False, soft_wrap=True)
     console.print(f"{seconds:.0f} s in all, evaluation and set-up of the policy included")
+
+
+class Watch:
+    """Progress of a teacher: episodes, success among them, failures, dollars. `metrics` is the engine's."""
+
+    def __init__(self, title: str, total: int, metrics: Callable[[], Mapping[str, float]]):
+        from manus_fast.progress import Progress
+
+        self._progress = Progress(title, total, "episodes")
+        self._metrics = metrics
+        self._done = self._valid = self._won = 0
+
+    def __enter__(self) -> Watch:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _t: TracebackType | None) -> None:
+        self._progress.__exit__(kind, error, _t)
+
+    def on_done(self, episode: Trajectory) -> None:
+        self._done += 1
+        self._valid += episode.valid
+        self._won += episode.success
+        figures = {"success": self._won / max(1, self._valid), "failed": self._done - self._valid}
+        self._progress.update(self._done, **figures, dollars=self._metrics()["endpoint/cost"])
+
+
+def endpoint(resumed: int, figures: Mapping[str, float]) -> None:
+    """What a teacher's run asked and met."""
+    from rich.console import Console
+
+    numbers = {name.removeprefix("endpoint/"): value for name, value in figures.items()}
+    cost = numbers.pop("cost")
+    words = [f"{name.replace('_', ' ')} {value:,.0f}" for name, value in numbers.items()]
+    before = f"{resumed} episodes were there already; " if resumed else ""
+    Console().print(f"{before}{', '.join(words)}; ${cost:.4f} in all", highlight=False, soft_wrap=True)

@@ -1,8 +1,9 @@
 """The contract between whoever wants text sampled and whatever samples it.
 
 Engines are asynchronous: `submit` returns at once, `poll` gives what has finished, in any order. Token ids go in and
-token ids come out. A completion depends on its request (prompt, seed, limits) and the weights only, never on what
-else was in the batch (up to floating-point noise of batched kernels) or on arrival order.
+token ids come out; only an endpoint whose tokens are not ours to see takes messages and gives text. A completion
+depends on its request (prompt, seed, limits) and the weights only, never on what else was in the batch (up to
+floating-point noise of batched kernels) or on arrival order.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Request:
     min_p: float = 0.0
     session: int | None = None
     """Requests of one episode share a session number: an engine may keep its KV cache between them."""
+    messages: list[dict[str, str]] | None = None
+    """The prompt as {"role", "content"}, for an engine that takes text; `prompt_ids` is then empty."""
 
 
 @dataclass
@@ -46,6 +49,10 @@ class Completion:
     finish_reason: str
     version: int
     error: str | None = field(default=None)
+    text: str | None = None
+    """The reply, from an engine that gives text; `ids` and `log_probs` are then empty."""
+    tokens: int | None = None
+    """Sampled tokens of such a reply, as the endpoint counted them."""
 
 
 class Engine(Protocol):

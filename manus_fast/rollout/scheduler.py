@@ -284,7 +284,7 @@ class Rollout:
         if trajectory.terminated or trajectory.truncated:
             self._finish(slot)
             return
-        episode.conversation.add(trajectory.turns[-1].ids, user)
+        episode.conversation.add(trajectory.turns[-1].reply, user)
         self._ask(slot)
 
     def _reward(self, episode: _Episode, turn: Turn, result: StepResult) -> None:
@@ -332,6 +332,7 @@ class Rollout:
             top_k=config.top_k,
             min_p=config.min_p,
             session=episode.session,
+            messages=episode.conversation.messages,
         )
         episode.prompt = prompt
         self._asked[request.id] = slot
@@ -346,7 +347,7 @@ class Rollout:
             return
         cut = completion.finish_reason == "length"
         episode.excused = cut and not self.config.cut_is_format_failure
-        text = self.context.format.decode(completion.ids)
+        text = self.context.format.decode(completion.ids) if completion.text is None else completion.text
         parsed = self.protocol.parse(text)
         known = episode.admissible
         turn = Turn(
@@ -361,11 +362,13 @@ class Rollout:
             action=parsed.action,
             format_ok=parsed.format_ok or episode.excused,
             admissible=parsed.action != NO_ACTION and (known is None or parsed.action in known),
+            messages=episode.conversation.fresh,
+            tokens=completion.tokens,
         )
         episode.trajectory.turns.append(turn)
         self.stats.turns += 1
         self.stats.cut_turns += cut
-        self.stats.sampled_tokens += len(completion.ids)
+        self.stats.sampled_tokens += turn.sampled_tokens
         self.envs.send_step(slot, turn.action)
         self._stepping += 1
 
