@@ -28,7 +28,7 @@ class Journal:
             return
         for record in read_lines(path):
             self._take(record)
-        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115: open for as long as the journal
+        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115
 
     def __len__(self) -> int:
         return len(self._replies)
