@@ -176,7 +176,7 @@ class Player(Play):
             self.protocol,
             self.config.rollout,
             self.config.search if config is None else config,
-            make_shape(self.config.environment.reward_config),
+            make_shape(self.config.environment.reward_config, self.config.rewards),
             system=self.system_prompt,
             score=score,
         )

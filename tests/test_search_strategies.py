@@ -150,7 +150,7 @@ def search(codes, environment=None, engine=None, score=None, **options):
         Protocol(),
         rollout,
         SearchConfig(**options),
-        make_shape(RewardConfig()),
+        make_shape(RewardConfig(success_bonus=1.0)),
         score=score,
     )
     trees = searcher.run(tasks(*codes), list(range(7, 7 + len(codes))))

@@ -78,19 +78,18 @@ class Growth:
         return conversation.prompt()
 
     def _rewards(self, proposal: Proposal, reward: float, success: bool) -> dict[str, float]:
-        parts = {"env": reward}
-        if self.shape is not None:
-            parts |= self.shape(
-                TurnFacts(
-                    env_reward=reward,
-                    success=success,
-                    action=proposal.action,
-                    format_ok=proposal.format_ok and not proposal.excused,
-                    admissible=proposal.admissible,
-                    excused=proposal.excused,
-                )
+        if self.shape is None:
+            return {"environment": reward}
+        return self.shape(
+            TurnFacts(
+                env_reward=reward,
+                success=success,
+                action=proposal.action,
+                format_ok=proposal.format_ok and not proposal.excused,
+                admissible=proposal.admissible,
+                excused=proposal.excused,
             )
-        return parts
+        )
 
 
 def _key(parent: int, action: str) -> int:
