@@ -29,10 +29,11 @@ REPLIES = [f"Think: on\nAct: {action}" for action in ACTIONS]
 
 class Vaults:
     """An EnvBatch: turn by turn a path of L and R; solved where it equals task.data["code"], over at its length.
-    Waiting changes nothing. `drift`: worlds that were reset before say something else; `broken`: paths that fail."""
+    Waiting changes nothing. `drift`: worlds that were reset before say something else; `broken`: paths that fail;
+    `lost`: paths whose saved worlds cannot be restored."""
 
-    def __init__(self, slots, drift=False, broken=()):
-        self.slots, self.drift, self.broken = slots, drift, dict.fromkeys(broken, 2)
+    def __init__(self, slots, drift=False, broken=(), lost=()):
+        self.slots, self.drift, self.broken, self.lost = slots, drift, dict.fromkeys(broken, 2), lost
         self.worlds = [None] * slots
         self.resets = 0
 
@@ -67,6 +68,8 @@ class Vaults:
         return json.dumps(self.worlds[slot]).encode()
 
     def restore(self, slot, state):
+        if json.loads(state)[1] in self.lost:
+            raise RuntimeError("the bytes are gone")
         self.worlds[slot] = json.loads(state)
 
     def state_hash(self, slot):
@@ -222,6 +225,13 @@ def test_a_branch_that_breaks_twice_is_left_and_the_rest_goes_on():
     (tree,), searcher = search(["RL"], Vault(broken=["L"]), strategy="mcts", value="reward", simulations=20)
     assert tree.played.success and actions(tree) == ["turn right", "turn left"]
     assert searcher.stats.failed == tree.failed == 1
+
+
+def test_a_world_that_cannot_be_restored_ends_what_follows_it_alone():
+    (tree,), _ = search(["RL"], Vault(lost=["L"]), strategy="mcts", value="reward", simulations=20)
+    assert tree.played.success and actions(tree) == ["turn right", "turn left"]
+    lost = [node for node in tree.nodes if node.error]
+    assert lost and all(n.error.endswith("the bytes are gone") and "L" in n.parent.observation for n in lost)
 
 
 def test_replies_with_the_same_action_are_merged_and_priors_are_shares_of_the_chances():

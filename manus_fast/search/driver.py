@@ -147,6 +147,7 @@ class Searcher:
         self._states: States | None = None
         self._waiting: deque[Tree] = deque()
         self._active = 0
+        self._on_done: Callable[[Tree], None] | None = None
 
     def run(
         self, tasks: Sequence[Task], seeds: Sequence[int], on_done: Callable[[Tree], None] | None = None

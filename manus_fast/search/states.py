@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from manus_fast.envs.base import AsyncEnvs, EnvBatch, Environment, StepResult, failure
+from manus_fast.envs.worker import describe
 from manus_fast.search.base import Node, Tree
 
 _LOG = logging.getLogger(__name__)
@@ -94,15 +95,24 @@ class SavedStates:
     def _step(self, jobs: list[Job]) -> list[tuple[Job, Arrival]]:
         if not jobs:
             return []
-        for slot, job in enumerate(jobs):
+        done: list[tuple[Job, Arrival]] = []
+        standing: list[Job] = []
+        for job in jobs:
             assert job.node is not None and job.node.state is not None
-            self.batch.restore(slot, job.node.state)
-        columns = self.batch.step(range(len(jobs)), [job.action for job in jobs])
-        answers = [
-            StepResult(text, float(reward), bool(terminated), bool(truncated), info)
-            for text, reward, terminated, truncated, info in zip(*columns, strict=True)
-        ]
-        return self._arrive(jobs, answers)
+            try:
+                self.batch.restore(len(standing), job.node.state)
+            except Exception as error:  # whatever a world may raise is this branch's failure, not the search's
+                done.append((job, Arrival(failure(f"restore: {describe(error)}"))))
+            else:
+                standing.append(job)
+        if standing:
+            columns = self.batch.step(range(len(standing)), [job.action for job in standing])
+            answers = [
+                StepResult(text, float(reward), bool(terminated), bool(truncated), info)
+                for text, reward, terminated, truncated, info in zip(*columns, strict=True)
+            ]
+            done += self._arrive(standing, answers)
+        return done
 
     def _arrive(self, jobs: list[Job], answers: list[StepResult]) -> list[tuple[Job, Arrival]]:
         done = []
