@@ -16,6 +16,7 @@ from manus_fast.learn.filters import NothingToLearnError
 from manus_fast.modeling.load import load_model
 from manus_fast.modeling.tiny import make_policy
 from manus_fast.player import make_environment
+from manus_fast.rollout.summary import repeat_rate
 from manus_fast.run_config import Config
 from manus_fast.trainer import Trainer
 
@@ -89,6 +90,7 @@ def test_a_run_writes_what_it_promises(folder, tmp_path):
     assert {"config.json", "versions.json", "metrics.jsonl", "trajectories.jsonl", "eval.json", "model"} <= names
     first = metrics(out)[0]
     assert first["train/episodes"] == 4 and first["train/iteration"] == 1 and first["step"] <= 8
+    assert 0.0 <= first["train/repeat_rate"] < 1.0
     assert first["reward/step_penalty"] == pytest.approx(-0.01 * first["train/turns"]) and "time/rollout" in first
     load_model(out / "model")
 
@@ -256,6 +258,14 @@ def test_max_seconds_starts_no_iteration_that_would_mostly_lie_beyond_it(folder,
         trainer.rewards = slow
         trainer.run()
         assert len(world.asked) == want
+
+
+def test_repeated_n_grams_by_hand():
+    """1 2 3 4 5 has two 4-grams; said twice, half of the four occurred before. A change of one token ends a repeat."""
+    said = np.arange(1, 6)
+    assert repeat_rate([said]) == 0.0 and repeat_rate([said, said]) == 0.5
+    assert repeat_rate([said, np.asarray([1, 2, 3, 4, 9])]) == 0.25 and repeat_rate([said[:3], said[:3]]) == 0.0
+    assert repeat_rate([np.full(8, 7)]) == pytest.approx(4 / 5)
 
 
 def test_what_cannot_work_is_refused_before_anything_is_written(folder, tmp_path):

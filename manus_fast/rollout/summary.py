@@ -25,7 +25,18 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "train/truncated_rate": float(np.mean([t.truncated for t in valid])),
         "train/valid_action_rate": float(np.mean([turn.admissible for turn in turns])),
         "train/format_rate": float(np.mean([turn.format_ok for turn in turns])),
+        "train/repeat_rate": float(np.mean([repeat_rate([turn.ids for turn in t.turns]) for t in valid])),
     }
     for name in sorted({name for t in valid for name in t.reward_parts}):
         numbers[f"reward/{name}"] = float(np.mean([t.reward_parts.get(name, 0.0) for t in valid]))
     return numbers
+
+
+def repeat_rate(replies: Sequence[np.ndarray], n: int = 4) -> float:
+    """Share of an episode's n-grams of sampled tokens (within replies) that occurred before in it: near 1 where a
+    policy has collapsed into saying one thing. 0 where no reply has n tokens."""
+    grams = []
+    for ids in replies:
+        tokens = np.asarray(ids).tolist()
+        grams += [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
