@@ -24,7 +24,7 @@ from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.learn.backend import make_backend
 from manus_fast.learn.minibatch import steps_per_epoch
 from manus_fast.learn.policy import Policy
-from manus_fast.learn.sft import SFTResult, SFTState, train_sft
+from manus_fast.learn.sft import SFTResult, SFTState, check_rows, train_sft
 from manus_fast.player import Player
 from manus_fast.process import prepare_process
 from manus_fast.progress import Progress
@@ -81,20 +81,15 @@ class FineTune:
             self.backend.load(checkpoint.tensors("optimizer"))
             self.state = SFTState.of(checkpoint.scalars["sft"], checkpoint.tensors("best") or None)
         self._version = self.state.step
-        self.tracking = Tracking(
-            self.folder,
-            resume_step=self.state.step if newest is not None else None,
-            wandb_project="manus_fast" if config.training.use_wandb else None,
-            config=to_dict(config),
-        )
-        save_config(config, self.folder / "config.json")
-        write_versions(self.folder)
+        self._resumed = newest is not None
 
     def run(self, rows: Sequence[Row] | None = None) -> FineTuned:
         """Trains on `rows`, or on demonstrations of the environment's expert; the model is in `output_dir`/model."""
         config, training = self.config, self.config.training
         if rows is None:
             rows = self.demonstrations() if config.data.name is None else self.conversations(config.data.name)
+        check_rows(rows, config.sft)
+        self._open()
         total = config.sft.epochs * steps_per_epoch(len(rows), config.sft.batch_size)
         with Progress("sft", total) as progress:
 
@@ -127,6 +122,17 @@ class FineTune:
         report.save(self.folder / "eval.json")
         self.tracking.close()
         return FineTuned(result, report)
+
+    def _open(self) -> None:
+        """Begins the run's records: only now, so that a run without data to train on leaves none."""
+        self.tracking = Tracking(
+            self.folder,
+            resume_step=self.state.step if self._resumed else None,
+            wandb_project="manus_fast" if self.config.training.use_wandb else None,
+            config=to_dict(self.config),
+        )
+        save_config(self.config, self.folder / "config.json")
+        write_versions(self.folder)
 
     def demonstrations(self) -> list[Row]:
         """Rows of the episodes that the expert won."""

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from manus_fast.agent.trajectory import Trajectory, Turn
 from manus_fast.envs.household import Household
+from manus_fast.finetune import FineTune
 from manus_fast.learn.filters import NothingToLearnError
 from manus_fast.modeling.load import load_model
 from manus_fast.modeling.tiny import make_policy
@@ -279,6 +280,26 @@ def test_what_cannot_work_is_refused_before_anything_is_written(folder, tmp_path
         with pytest.raises(ValueError, match=message):
             make(folder, tmp_path / "run", *more)
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["data.demonstrations=4", "environment.max_steps=1"], "data.demonstrations: expected at least one episode"),
+        (
+            ["data.demonstrations=4", "sft.batch_size=64"],
+            "sft.batch_size: expected at most the 4 rows there are, got 64",
+        ),
+        (["data.name=empty.jsonl"], "data.name: expected"),
+    ],
+)
+def test_fine_tuning_without_data_leaves_no_records(folder, tmp_path, monkeypatch, more, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("")
+    settings = [*BASE, "environment.max_steps=30", f"model.path={folder}", f"training.output_dir={tmp_path / 'run'}"]
+    with pytest.raises(ValueError, match=message):
+        FineTune(Config.load(None, [*settings, *more])).run()
+    assert list((tmp_path / "run").iterdir()) == []
 
 
 def test_the_environments_reward_for_success_is_one_in_all():

@@ -104,6 +104,16 @@ class SFTResult:
     """Rows without a trainable token, which were left out."""
 
 
+def check_rows(rows: Sequence[Row], config: SFTConfig) -> list[Row]:
+    """The rows with a trainable token. Raises ValueError where there are none, or fewer than `batch_size`."""
+    kept = [row for row in rows if row.loss_mask.any()]
+    if not kept:
+        raise ValueError(f"sft: expected at least one row with a trainable token, got none in {len(rows)} rows")
+    if config.batch_size > len(kept):
+        raise ValueError(f"sft.batch_size: expected at most the {len(kept)} rows there are, got {config.batch_size}")
+    return kept
+
+
 def train_sft(
     backend: Backend,
     rows: Sequence[Row],
@@ -131,11 +141,7 @@ def train_sft(
         ValueError: no trainable rows, or fewer than `batch_size`.
         NonFiniteError: too many steps in a row with a loss or gradient that is not finite.
     """
-    kept = [row for row in rows if row.loss_mask.any()]
-    if not kept:
-        raise ValueError(f"sft: expected at least one row with a trainable token, got none in {len(rows)} rows")
-    if config.batch_size > len(kept):
-        raise ValueError(f"sft.batch_size: expected at most the {len(kept)} rows there are, got {config.batch_size}")
+    kept = check_rows(rows, config)
     micro_rows = micro_batch_rows(
         config.batch_size, backend.world_size, gradient_accumulation_steps, key="sft.batch_size"
     )
