@@ -65,6 +65,7 @@ def evaluate(
         player = Player(settings, *each.open(), environment)
         report = evaluate(panel, lambda tasks, player=player: player.play(tasks, temperature, seed), each.path)
         report.settings = {"temperature": temperature, "seed": seed, "limit": limit}
+        report.settings |= getattr(environment, "settings", {})
         report.save(folder / ("eval_baseline.json" if reports else "eval.json"))
         show.report(report)
         reports.append(report)

@@ -1,1 +1,1 @@
-"""WebShop: its reward and a generated catalogue."""
+"""WebShop: store, pages, reward, and the environment over them."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 
-from manus_fast.envs.webshop.reward import COLORS, Goal, Product
+from manus_fast.envs.webshop.files import price_limit
+from manus_fast.envs.webshop.reward import Goal, Product
 
+_COLORS = (
+    "black", "blue", "brown", "gold", "green", "grey", "orange", "pink", "purple", "red", "silver", "white", "yellow",
+)  # fmt: skip
 _SIZES = ("small", "medium", "large", "x-large")
 _THINGS = {
     "Clothing › Men": ("jacket", "shirt", "hoodie"),
@@ -48,7 +52,7 @@ def products(count: int, seed: int) -> list[Product]:
     for number in range(count):
         category, thing = kinds[number % len(kinds)]
         attributes = tuple(rng.sample(_ATTRIBUTES, 3))
-        options = {"color": tuple(rng.sample(COLORS, 4))}
+        options = {"color": tuple(rng.sample(_COLORS, 4))}
         if rng.random() < 0.5:
             options["size"] = tuple(_SIZES[: rng.randint(2, 4)])
         made.append(
@@ -75,11 +79,9 @@ def goals(catalogue: list[Product], count: int, seed: int) -> list[Goal]:
         product = catalogue[number % len(catalogue)]
         attributes = tuple(rng.sample(product.attributes, rng.randint(1, 2)))
         options = {name: rng.choice(values) for name, values in product.options.items()}
-        # Two of the next four multiples of ten above the price; the larger is the limit.
-        first = 10 * (int(product.price // 10) + 1)
-        upper = float(max(rng.sample(range(first, first + 40, 10), 2)))
+        upper, limit = price_limit(product.price, f"{seed} {number}")
         wishes = ", ".join((*attributes, *(f"{name}: {value}" for name, value in options.items())))
-        text = f"Find me {product.query} with {wishes}, and price lower than {upper:.2f} dollars"
+        text = f"Find me {product.query} with {wishes}{limit}"
         made.append(
             Goal(product.asin, product.query, product.category, product.title, attributes, options, upper, text)
         )

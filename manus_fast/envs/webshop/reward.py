@@ -1,55 +1,34 @@
 """WebShop's reward (Yao et al., "WebShop: Towards Scalable Real-World Web Interaction with Grounded Language Agents",
-NeurIPS 2022), part by part.
+NeurIPS 2022), part by part:
 
-Nouns come from a rule, not from a tagger: every word of letters that is no function word or common adjective counts as
-a noun. Fuzzy matching is the token-set ratio of the `difflib` kind, in per cent.
+    reward = r_type · (attributes hit + options hit + [price <= limit]) / (attributes + options + 1)
+
+Fuzzy matching is the token-set ratio of the `difflib` kind, in whole per cent; above 85 is a hit. The nouns of names,
+which r_type compares, come from a tagger or from a rule (see `manus_fast.envs.webshop.nouns`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import lru_cache
 
+from manus_fast.envs.webshop.nouns import by_rule
+
 COLORS = (
-    "black", "blue", "brown", "gold", "green", "grey", "orange", "pink", "purple", "red", "silver", "white", "yellow",
+    "amber", "aqua", "azure", "beige", "black", "blue", "bronze", "brown", "burgundy", "camel", "charcoal", "chocolate",
+    "copper", "coral", "cream", "crimson", "cyan", "denim", "emerald", "fuchsia", "gold", "gray", "green", "grey",
+    "indigo", "ivory", "khaki", "lavender", "lilac", "lime", "magenta", "mahogany", "maroon", "mauve", "mint",
+    "mustard", "navy", "nude", "ocean", "olive", "orange", "peach", "pink", "plum", "purple", "red", "rose", "ruby",
+    "rust", "salmon", "sand", "sapphire", "scarlet", "silver", "stone", "taupe", "teal", "turquoise", "violet",
+    "walnut", "white", "wine", "yellow",
 )  # fmt: skip
-_NOT_NOUNS = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "big",
-        "best",
-        "by",
-        "for",
-        "from",
-        "in",
-        "is",
-        "it",
-        "large",
-        "light",
-        "long",
-        "low",
-        "new",
-        "of",
-        "on",
-        "or",
-        "small",
-        "soft",
-        "that",
-        "the",
-        "this",
-        "to",
-        "with",
-        "your",
-    ]
-)
+"""Words that `normalize_color` looks for, in this order."""
+
+HIT = 85
+"""Per cent of likeness that a hit must exceed."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +45,9 @@ class Product:
     attributes: tuple[str, ...]
     options: Mapping[str, tuple[str, ...]]
     price: float
+    """What is compared with a goal's limit."""
+    price_tag: str = ""
+    """What the pages show where that is something else, such as a range; "" shows `price`."""
 
 
 @dataclass(frozen=True)
@@ -78,36 +60,38 @@ class Goal:
     name: str
     attributes: tuple[str, ...]
     options: Mapping[str, str]
+    """By the option's name; by a number in words of people, who name values alone."""
     price_upper: float
     instruction: str
 
 
-@lru_cache(1 << 16)
-def token_set_ratio(a: str, b: str) -> float:
-    """Similarity in [0, 100] of two texts as sets of words: 100 where one's words are all in the other."""
+@lru_cache(1 << 14)
+def token_set_ratio(a: str, b: str) -> int:
+    """Likeness in 0 … 100 of two texts as sets of words: 100 where one's words are all in the other."""
     left, right = (set(re.findall(r"\w+", text.lower())) for text in (a, b))
     if not left or not right:
-        return 0.0
+        return 0
     shared = " ".join(sorted(left & right))
     texts = [shared, *(f"{shared} {' '.join(sorted(rest))}".strip() for rest in (left - right, right - left))]
     pairs = ((texts[0], texts[1]), (texts[0], texts[2]), (texts[1], texts[2]))
-    return max(100 * SequenceMatcher(None, x, y, autojunk=False).ratio() if x and y else 0.0 for x, y in pairs)
+    ratios = (SequenceMatcher(None, x, y, autojunk=False).ratio() for x, y in pairs if x and y)
+    return max((round(100 * ratio) for ratio in ratios), default=0)
 
 
+@lru_cache(1 << 12)
 def normalize_color(text: str) -> str:
     """The first colour of COLORS that a text names, else the text: "dark blue" is blue."""
     return next((color for color in COLORS if color in text), text)
 
 
-def nouns(text: str) -> frozenset[str]:
-    """The words that count as nouns."""
-    return frozenset(word for word in re.findall(r"[a-z]+", text.lower()) if word not in _NOT_NOUNS)
+def type_reward(product: Product, goal: Goal, nouns: Callable[[str], Sequence[str]] = by_rule) -> float:
+    """r_type, one of 0, 0.1, 0.5, 1.
 
-
-def type_reward(product: Product, goal: Goal) -> float:
-    """r_type, one of 0, 0.1, 0.5, 1."""
+    The title's share is the number of different nouns that both names have over the number of nouns in the goal's; 0.2
+    where that has none.
+    """
     wanted = nouns(goal.name)
-    title = len(wanted & nouns(product.title)) / len(wanted) if wanted else 0.2
+    title = len(set(wanted) & set(nouns(product.title))) / len(wanted) if wanted else 0.2
     parts = [{part.strip() for part in category.split("›")} for category in (product.category, goal.category)]
     same = product.query == goal.query or len(parts[0] & parts[1]) >= 2 or title > 0.2
     if title == 0.0:
@@ -117,21 +101,30 @@ def type_reward(product: Product, goal: Goal) -> float:
     return 1.0 if same else 0.5
 
 
-def reward(product: Product, goal: Goal, chosen: Sequence[str]) -> float:
+def attribute_hits(product: Product, goal: Goal) -> int:
+    """Wanted attributes that the product lists, or that stand in its title, its bullet points or its description."""
+    texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
+    return sum(
+        any(token_set_ratio(have, want) > HIT for have in product.attributes) or any(want in text for text in texts)
+        for want in goal.attributes
+    )
+
+
+def option_hits(goal: Goal, chosen: Sequence[str]) -> int:
+    """Wanted options that are like one of the chosen values, colours by their plain names."""
+    picked = [normalize_color(value.lower()) for value in chosen]
+    wanted = [normalize_color(value.lower()) for value in goal.options.values()]
+    return sum(any(token_set_ratio(have, want) > HIT for have in picked) for want in wanted)
+
+
+def reward(
+    product: Product, goal: Goal, chosen: Sequence[str], nouns: Callable[[str], Sequence[str]] = by_rule
+) -> float:
     """The score of a purchase in [0, 1].
 
     Args:
         chosen: option values that were selected.
+        nouns: tells the nouns of a name, repetitions included.
     """
-    text = " ".join((product.title, product.description, *product.bullets)).lower()
-    attributes = sum(
-        any(token_set_ratio(have, want) > 85 for have in product.attributes) or want.lower() in text
-        for want in goal.attributes
-    )
-    picked = [normalize_color(value.lower()) for value in chosen]
-    options = sum(
-        any(token_set_ratio(have, normalize_color(want.lower())) > 85 for have in picked)
-        for want in goal.options.values()
-    )
-    hits = attributes + options + (product.price <= goal.price_upper)
-    return type_reward(product, goal) * hits / (len(goal.attributes) + len(goal.options) + 1)
+    hits = attribute_hits(product, goal) + option_hits(goal, chosen) + (product.price <= goal.price_upper)
+    return type_reward(product, goal, nouns) * hits / (len(goal.attributes) + len(goal.options) + 1)
