@@ -84,3 +84,13 @@ def test_the_drawing_is_xml_with_every_node_and_marks_the_path(tree):
     assert any("solved after" in (t.text or "") for t in root.iter(f"{space}text"))
     heights = sorted({float(c.get("cy")) for c in circles if c.get("cx") == str(24 + 2 * 215)})
     assert len(heights) == 4 and min(np.diff(heights)) >= 20  # four leaves, none on another
+
+
+def test_the_panels_plot_has_a_line_for_every_strategy():
+    from benchmarks.search_plot import RESULTS, plot
+
+    record = json.loads(RESULTS.read_text())
+    root = ElementTree.fromstring(plot(record))
+    names = {row["name"] for row in record["rows"]}
+    labels = {(text.text or "").rpartition(" ")[0] for text in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert names <= labels and "greedy" in names and "MCTS" in names
