@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from manus_fast import __version__
-from manus_fast.commands import data, env, machine, measure, models, play, search, train
+from manus_fast.commands import data, env, machine, measure, models, play, search, serve, train
 from manus_fast.errors import DONE, OURS, USERS, is_users_mistake, sentence, write_log
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ app.command()(measure.compare)
 app.command(context_settings=_PASS_ON)(measure.bench)
 app.command()(measure.demo)
 app.command()(play.play)
+app.command()(serve.serve)
 app.command()(machine.info)
 app.command()(machine.doctor)
 app.add_typer(models.app, name="models")

@@ -129,6 +129,13 @@ class HFEngine:
                 self._finish(slot, "abort")
                 return
 
+    def sampled(self, id: int) -> np.ndarray:
+        """int32 [S]: what a running request has sampled so far; [0] for one that waits or is done."""
+        for slot, running in enumerate(self._requests):
+            if running is not None and running.id == id:
+                return self._tokens[slot, self._prompt[slot] : self._known[slot]].copy()
+        return np.zeros(0, np.int32)
+
     def end_session(self, session: int) -> None:
         slot = self._sessions.pop(session, None)
         if slot is not None:

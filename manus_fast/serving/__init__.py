@@ -1,0 +1,1 @@
+"""A policy behind an OpenAI-compatible endpoint, over our own engine."""
