@@ -113,8 +113,9 @@ def _game(environment: Environment, task: Task, seed: int, thoughts: bool) -> tu
                 typer.echo(words)
             thought = (_ask("why? > ") or "") if thoughts else ""
             past.append(_Moment(_state(batch), observation, info, reward))
-            accepted = not admissible or words in admissible
-            steps.append(Step(observation, thought, words, info.get("admissible"), accepted))
+            known = info.get("admissible")
+            accepted = known is None or words in known
+            steps.append(Step(observation, thought, words, known, accepted))
             (observation,), rewards, terminated, truncated, (info,) = batch.step([0], [words])
             if "error" in info:
                 raise RuntimeError(f"{environment.name}: {info['error']}")
