@@ -66,8 +66,9 @@ class NearDuplicates:
 
 
 def is_valid(item: Conversation, share: float, seed: int) -> bool:
-    """Whether a task is in the validation split: by its id alone, so all of its conversations are on one side."""
-    digest = hashlib.sha256(f"{seed}:{item.id}".encode()).digest()
+    """Whether a task is in the validation split: by its name alone (its id where it has none), so that all of its
+    conversations are on one side."""
+    digest = hashlib.sha256(f"{seed}:{item.task or item.id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 

@@ -59,7 +59,7 @@ def normalise(item: Conversation, protocol: Protocol) -> Conversation:
             if protocol.parse(message["content"]).action != action:
                 raise MalformedRow("ambiguous action")
         messages.append(message)
-    return Conversation(item.id, item.source, item.domain, messages)
+    return Conversation(item.id, item.source, item.domain, messages, item.task)
 
 
 def _line(text: str) -> str:

@@ -47,6 +47,8 @@ class Conversation:
     source: str
     domain: str
     messages: list[dict[str, Any]]
+    task: str = ""
+    """What the conversation is an attempt at, where several may be; "" means that its id says so."""
 
     def to_json(self) -> dict[str, Any]:
         return dict(vars(self))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from manus_fast.data.schema import Conversation, MalformedRow
-from manus_fast.data.sources import agent_flan, agent_instruct, agent_traj, openmanus
+from manus_fast.data.sources import agent_flan, agent_instruct, agent_traj, openmanus, rollouts
 
-# The merged set first: its rows hold the others' keys too.
-ADAPTERS = (openmanus, agent_traj, agent_instruct, agent_flan)
+# Our own rollouts name their schema. The merged set next: its rows hold the others' keys too.
+ADAPTERS = (rollouts, openmanus, agent_traj, agent_instruct, agent_flan)
 
 
 def read_row(row: Any) -> Conversation:

@@ -28,7 +28,10 @@ def read(row: dict[str, Any]) -> Conversation:
     if not any("loss" in turn for turn in turns):
         turns = [{**turn, "loss": turn["role"] == "assistant"} for turn in turns]
     source = row["source"] if isinstance(row.get("source"), str) else SOURCE
-    return conversation(identifier, source, turns, agent_flan.ROLES, agent_flan.KEYS, domain)
+    item = conversation(identifier, source, turns, agent_flan.ROLES, agent_flan.KEYS, domain)
+    # Our own built files name the task.
+    item.task = row["task"] if isinstance(row.get("task"), str) else ""
+    return item
 
 
 def _chat(turns: Any) -> bool:

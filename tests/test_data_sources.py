@@ -1,0 +1,95 @@
+"""Every adapter against every kind of malformed row, which is skipped and counted by its reason; our own rollouts."""
+
+import json
+from collections import Counter
+
+import pytest
+
+from manus_fast.agent.protocol import Protocol
+from manus_fast.agent.trajectory import SCHEMA
+from manus_fast.data.build import is_valid
+from manus_fast.data.load import load_conversations
+from manus_fast.data.schema import MAX_CONTENT
+from manus_fast.data.sources import read_row
+
+REPLY = "Think: buy it\nAct: click[buy now]"
+SHAPES = {
+    # source: (key of the id, key of the turns, role words, names of role, content and loss, more of the row)
+    "agent_instruct": ("id", "conversations", ("human", "gpt"), ("from", "value", "loss"), {}),
+    "agent_traj": ("item_id", "conversations", ("human", "gpt"), ("from", "value", "loss"), {}),
+    "agent_flan": ("id", "conversation", ("user", "assistant"), ("role", "content", "loss"), {}),
+    "openmanus_rl": (
+        "item_id",
+        "conversations",
+        ("human", "gpt"),
+        ("from", "value", "loss"),
+        {"data_source": "babyai"},
+    ),
+    "openmanus_rl chat": ("id", "conversations", ("user", "assistant"), ("role", "content", "loss"), {}),
+}
+
+
+def row(shape, identifier="webshop_1", reply=REPLY, change=lambda turns, keys: None):
+    name, turns_key, (user, assistant), keys, more = SHAPES[shape]
+    words = [(user, "You shop.", None), (assistant, "Ok.", False), (user, "WebShop", None), (assistant, reply, True)]
+    turns = [dict(zip(keys, turn, strict=True)) for turn in words]
+    change(turns, keys)
+    return {name: identifier, turns_key: turns, **more}
+
+
+CHANGES = {
+    "wrong role order": lambda turns, keys: turns.pop(1),
+    "missing flag": lambda turns, keys: turns[3].pop(keys[2]),
+    "empty turn": lambda turns, keys: turns[2].update({keys[1]: " "}),
+    "null content": lambda turns, keys: turns[2].update({keys[1]: None}),
+    "content is not text": lambda turns, keys: turns[2].update({keys[1]: ["WebShop"]}),
+    "two assistants in a row": lambda turns, keys: turns.pop(2),
+    "message too long": lambda turns, keys: turns[2].update({keys[1]: "x" * MAX_CONTENT}),
+    "unknown role": lambda turns, keys: turns[2].update({keys[0]: "bard"}),
+    "nothing trainable": lambda turns, keys: turns[3].update({keys[2]: False}),
+    "another schema": lambda turns, keys: turns.__setitem__(2, "text"),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_adapter_counts_every_malformed_row(tmp_path, shape):
+    good, expected = row(shape, "good_1"), Counter()
+    lines = []
+    for number, (reason, change) in enumerate(CHANGES.items()):
+        lines.append(json.dumps(row(shape, f"bad_{number}", change=change)).encode())
+        expected[reason] += 1
+    lines += [json.dumps(row(shape, "no_1", reply="I am done.")).encode(), json.dumps(good).encode()[:-9]]
+    lines += [json.dumps(good).encode().replace(b"shop.", b"\xff\xfe"), *[json.dumps(good).encode()] * 2]
+    expected.update({"no action": 1, "truncated JSON": 1, "invalid UTF-8": 1, "duplicate id": 1})
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    dropped = Counter()
+    (item,) = load_conversations(str(tmp_path / "a.jsonl"), dropped, Protocol())
+    assert item.id == "good_1" and item.source == shape.split()[0] and dropped == expected
+
+
+def episode(**changes):
+    turn = {"observation": "WebShop", "text": REPLY, "finish_reason": "stop", "format_ok": True, "admissible": True}
+    bad = {**turn, "text": "hm", "format_ok": False}
+    return {"schema": SCHEMA, "id": "a-1", "env": "webshop", "task": "webshop/3", "valid": True, "success": True,
+            "turns": [turn, bad, turn]} | changes  # fmt: skip
+
+
+def test_solved_rollouts_are_conversations():
+    item = read_row(episode())
+    assert (item.id, item.source, item.domain, item.task) == ("a-1", "rollouts", "e-commerce", "webshop/3")
+    assert [m["trainable"] for m in item.messages] == [False, True, False, False, False, True]
+    other = read_row(episode(id="a-2"))
+    assert all(is_valid(item, 0.5, seed) == is_valid(other, 0.5, seed) for seed in range(20))  # one task, one side
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [({"valid": False}, "failed episode"), ({"success": False}, "unsolved episode"),
+     ({"turns": [{}]}, "another schema"), ({"task": None}, "another schema"),
+     ({"turns": []}, "nothing trainable"), ({"id": None}, "missing id")],
+)  # fmt: skip
+def test_other_rollouts_are_counted(tmp_path, change, reason):
+    (tmp_path / "trajectories.jsonl").write_text(json.dumps(episode(**change)) + "\n")
+    dropped = Counter()
+    assert not list(load_conversations(str(tmp_path / "trajectories.jsonl"), dropped, Protocol()))
+    assert dropped == {reason: 1}
