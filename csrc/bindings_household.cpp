@@ -299,6 +299,14 @@ void register_household(py::module_& module) {
       .def("restore", [](Batch& batch, int slot, const py::bytes& bytes) {
         batch.restore(slot, std::string_view(bytes));
       }, py::arg("slot"), py::arg("state"))
+      .def(
+          "progress",
+          [](const Batch& batch, const std::vector<int>& slots) {
+            std::vector<float> out(slots.size());
+            for (std::size_t i = 0; i < slots.size(); ++i) out[i] = batch.progress(slots[i]);
+            return out;
+          },
+          py::arg("slots"))
       .def("hash", &Batch::hash, py::arg("slot"))
       .def("fingerprint", [](const Batch& batch, int slot) { return batch.world(slot).fingerprint(); }, py::arg("slot"))
       .def("steps", [](const Batch& batch, int slot) { return int{batch.state(slot).steps}; }, py::arg("slot"));

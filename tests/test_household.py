@@ -382,3 +382,38 @@ def test_brief_thoughts_are_subgoals():
     assert list(dict.fromkeys(thoughts)) == ["take", "heat", "put"]
     with pytest.raises(ValueError, match="thoughts"):
         envs.make("household", thoughts="long")
+
+
+def test_progress_counts_the_subgoals_of_a_shortest_plan():
+    milestones = {
+        "pick_and_place_simple": [0, 1 / 2, 1],
+        "look_at_obj_in_light": [0, 1 / 2, 1],
+        "pick_two_obj_and_place": [0, 1 / 4, 2 / 4, 3 / 4, 1],
+    }
+    household = Household(max_steps=50)
+    batch = household.make_batch(1)
+    for i in range(60):
+        task = household.tasks("train")[i]
+        _, infos = batch.reset([0], [task], [0])
+        seen, over = [infos[0]["progress"]], False
+        while not over:
+            _, _, terminated, truncated, infos = batch.step([0], batch.expert([0], "planner")[0])
+            over = terminated[0] or truncated[0]
+            assert (infos[0]["progress"] == 1) == infos[0]["success"] == terminated[0]
+            if infos[0]["progress"] != seen[-1]:
+                seen.append(infos[0]["progress"])
+        np.testing.assert_allclose(seen, milestones.get(task.type, [0, 1 / 3, 2 / 3, 1]), rtol=1e-6)
+
+
+def test_losing_an_object_loses_its_progress():
+    household = Household(max_steps=50, grammar="move")
+    batch = household.make_batch(1)
+    task = next(t for t in household.tasks("train")[:200] if t.type == "pick_and_place_simple")
+    batch.reset([0], [task], [0])
+    infos = [{"progress": 0.0}]
+    while infos[0]["progress"] == 0:
+        action = batch.expert([0], "planner")[0]
+        _, _, _, _, infos = batch.step([0], action)
+    thing, place = action[0].removeprefix("take ").split(" from ")
+    _, _, terminated, _, infos = batch.step([0], [f"move {thing} to {place}"])
+    assert infos[0]["progress"] == 0 and not terminated[0]

@@ -40,6 +40,13 @@ def test_reward_config_is_added_as_written():
     assert shape(WRONG) == {"environment": 0.0, "invalid_action": -0.5}
 
 
+def test_progress_pays_what_was_gained_and_takes_back_what_was_lost():
+    shape = make_shape(RewardConfig(progress_bonus=2.0, step_penalty=0.0))
+    assert shape(facts(progress=0.5)) == {"environment": 0.0, "progress": 1.0}
+    assert shape(facts(progress=-0.5)) == {"environment": 0.0, "progress": -1.0}
+    assert make_shape(RewardConfig(step_penalty=0.0))(facts(progress=0.5)) == {"environment": 0.0}
+
+
 def test_the_rewards_block_weighs_its_parts_and_leaves_the_others():
     """environment counts only if it is named; what the block does not name stays as in reward_config."""
     shape = make_shape(RewardConfig(success_bonus=5.0), {"environment": 2.0, "format": 0.3, "step_penalty": 0.05})

@@ -40,6 +40,7 @@ class Batch {
   const std::string& text(int slot) const { return at(slot).text; }
   // The admissible commands, each followed by '\n'.
   const std::string& commands(int slot) const { return at(slot).commands; }
+  float progress(int slot) const { return at(slot).world->progress(at(slot).state); }
   int num_commands(int slot) const { return at(slot).num_commands; }
   const State& state(int slot) const { return at(slot).state; }
   const World& world(int slot) const { return *at(slot).world; }

@@ -292,6 +292,27 @@ bool World::goal_reached(const State& state) const {
   return false;
 }
 
+float World::progress(const State& state) const {
+  if (goal_reached(state)) return 1.0f;
+  const GoalKind kind = spec_.goal.kind;
+  const bool holds_one = state.held != kNone && spec_.objects[state.held].type == spec_.goal.object_type;
+  if (kind == GoalKind::kPlace || kind == GoalKind::kLook) return holds_one ? 1.0f / 2 : 0.0f;
+  if (kind == GoalKind::kTwo) {  // not reached: no receptacle has two
+    bool one_there = false;
+    for (const std::uint8_t o : goal_objects_) {
+      const std::uint8_t r = state.place[o];
+      one_there |= r != kNone && spec_.receptacles[r].type == spec_.goal.receptacle_type;
+    }
+    return (holds_one + 2 * one_there) / 4.0f;
+  }
+  const std::uint8_t needed = kind == GoalKind::kClean ? kClean : kind == GoalKind::kHeat ? kHot : kCool;
+  int most = 0;
+  for (const std::uint8_t o : goal_objects_) {
+    most = std::max(most, (state.held == o) + ((state.conditions[o] & needed) == needed));
+  }
+  return most / 3.0f;
+}
+
 std::uint64_t World::hash(const State& state) const {
   std::uint64_t h = mix64(fingerprint_ ^ state.location ^ static_cast<std::uint64_t>(state.held) << 8);
   h = mix64(h ^ state.opened[0]);

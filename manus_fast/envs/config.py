@@ -18,6 +18,10 @@ class RewardConfig:
     success_bonus: float = 0.0
     """Added to the turn that solves the task, on top of the environment's own reward, which is 1 for a solved task in
     every environment here: success is worth 1 in all."""
+    progress_bonus: float = 0.0
+    """Times the change of `info["progress"]`, the share of subgoals that are fulfilled: potential-based shaping without
+    discount (Ng, Harada and Russell 1999), whose sum over an episode is the progress at its end. Losing ground costs what
+    gaining it paid."""
     step_penalty: float = -0.01
     """Added to every turn."""
     format_bonus: float = 0.0

@@ -81,8 +81,7 @@ class HouseholdBatch:
             raise ValueError(f"reset: expected as many tasks and seeds as slots ({len(slots)}), "
                              f"got {len(tasks)} and {len(seeds)}")  # fmt: skip
         self._batch.reset(slots, [_recipe(task, self._put_grammar) for task in tasks])
-        infos = [{"admissible": commands, "success": False} for commands in self._batch.admissible(slots)]
-        return self._batch.texts(slots), infos
+        return self._batch.texts(slots), self._infos(slots, [False] * len(slots))
 
     def step(
         self, slots: Sequence[int], actions: Sequence[str]
@@ -96,11 +95,16 @@ class HouseholdBatch:
             if not isinstance(action, str):
                 raise ValueError(f"actions[{i}]: expected a str, got {type(action).__name__}")
         reward, terminated, truncated = self._batch.step(slots, [action.strip() for action in actions])
-        infos = [
-            {"admissible": commands, "success": won}
-            for commands, won in zip(self._batch.admissible(slots), terminated.tolist(), strict=True)
+        return self._batch.texts(slots), reward, terminated, truncated, self._infos(slots, terminated.tolist())
+
+    def _infos(self, slots: Sequence[int], won: Sequence[bool]) -> list[dict[str, Any]]:
+        """Of each slot: its valid commands, whether its task is solved, and the share of subgoals fulfilled."""
+        return [
+            {"admissible": commands, "success": success, "progress": progress}
+            for commands, success, progress in zip(
+                self._batch.admissible(slots), won, self._batch.progress(slots), strict=True
+            )
         ]
-        return self._batch.texts(slots), reward, terminated, truncated, infos
 
     def expert(self, slots: Sequence[int], kind: str | None = None) -> tuple[list[str], list[str]]:
         """The next action of an expert in the present state of each slot, whatever was played before, and one line of

@@ -4,6 +4,7 @@
 |----------------|---------------------------------------------------------------------------------|------------------|
 | environment    | what the environment pays                                                       | 1                |
 | success        | 1 on the turn that solves the task                                              | success_bonus    |
+| progress       | change of the share of subgoals fulfilled, where the environment tells it       | progress_bonus   |
 | format         | 1 for a reply of the right form                                                 | format_bonus     |
 | step_penalty   | -1                                                                              | 0.01             |
 | invalid_action | -1 for an action that is missing or not admissible, unless a token limit cut it | 0.1              |
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 from manus_fast.envs.config import RewardConfig
 
-TURN_PARTS = ("environment", "success", "format", "step_penalty", "invalid_action")
+TURN_PARTS = ("environment", "success", "progress", "format", "step_penalty", "invalid_action")
 # Their amounts are negative: a weight below 0 would reward what it is meant to punish.
 PENALTIES = ("step_penalty", "invalid_action")
 
@@ -39,6 +40,8 @@ class TurnFacts:
     admissible: bool
     excused: bool
     """The reply was cut by a token limit, and such replies are not held against the agent."""
+    progress: float = 0.0
+    """Change of the share of the task's subgoals that are fulfilled, where the environment tells it."""
 
 
 Shape = Callable[[TurnFacts], dict[str, float]]
@@ -50,6 +53,7 @@ def turn_weights(config: RewardConfig, rewards: Mapping[str, float]) -> dict[str
     weights = {
         "environment": 0.0 if rewards else 1.0,
         "success": config.success_bonus,
+        "progress": config.progress_bonus,
         "format": config.format_bonus,
         "step_penalty": -config.step_penalty,
         "invalid_action": -config.invalid_action_penalty,
@@ -65,6 +69,7 @@ def make_shape(config: RewardConfig, rewards: Mapping[str, float] | None = None)
         amounts = {
             "environment": facts.env_reward,
             "success": float(facts.success),
+            "progress": facts.progress,
             "format": float(facts.format_ok),
             "step_penalty": -1.0,
             "invalid_action": -1.0 if not facts.admissible and not facts.excused else 0.0,

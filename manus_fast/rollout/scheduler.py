@@ -147,6 +147,7 @@ class _Episode:
     observation: str = ""
     admissible: list[str] | None = None
     invalid_run: int = 0
+    progress: float = 0.0
     excused: bool = False
 
 
@@ -271,6 +272,7 @@ class Rollout:
         user = self.protocol.user_message(result.observation, episode.admissible)
         if not trajectory.turns:
             episode.conversation = self.context.start(self._system, user)
+            episode.progress = float(result.info.get("progress", 0.0))
             self._ask(slot)
             return
         self._reward(episode, trajectory.turns[-1], result)
@@ -289,6 +291,7 @@ class Rollout:
 
     def _reward(self, episode: _Episode, turn: Turn, result: StepResult) -> None:
         success = bool(result.info.get("success", False))
+        progress = float(result.info.get("progress", episode.progress))
         parts = {"environment": result.reward}
         if self.shape is not None:
             facts = TurnFacts(
@@ -298,10 +301,12 @@ class Rollout:
                 format_ok=turn.format_ok and not episode.excused,
                 admissible=turn.admissible,
                 excused=episode.excused,
+                progress=progress - episode.progress,
             )
             parts = self.shape(facts)
         turn.reward_parts = parts
         turn.reward = sum(parts.values())
+        episode.progress = progress
         episode.trajectory.success = success
         episode.invalid_run = 0 if turn.admissible else episode.invalid_run + 1
 

@@ -88,6 +88,8 @@ class Node:
     terminated: bool = False
     truncated: bool = False
     success: bool = False
+    progress: float = 0.0
+    """Share of the task's subgoals that are fulfilled here, where the environment tells it."""
     repeats: bool = False
     """Its situation occurs on its own path already."""
     merged_into: Node | None = None

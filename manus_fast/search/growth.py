@@ -30,6 +30,7 @@ class Growth:
         if result.failed:
             tree.error = root.error = f"environment: {result.info['error']}"
         root.observation, root.admissible = result.observation, result.info.get("admissible")
+        root.progress = float(result.info.get("progress", 0.0))
         root.state, root.situation = arrival.state, arrival.situation
         root.conversation = self.context.start(
             self.system, self.protocol.user_message(result.observation, root.admissible)
@@ -50,7 +51,10 @@ class Growth:
             tree.failed += 1
             return node
         node.success = bool(result.info.get("success", False))
-        node.reward_parts = self._rewards(proposal, result.reward, node.success)
+        node.progress = float(result.info.get("progress", parent.progress))
+        node.reward_parts = self._rewards(
+            proposal, result.reward, node.success, node.progress - parent.progress
+        )
         node.reward = sum(node.reward_parts.values())
         node.invalid_run = 0 if proposal.admissible else parent.invalid_run + 1
         node.terminated = result.terminated
@@ -77,7 +81,7 @@ class Growth:
         conversation.add(node.proposal.ids, user)
         return conversation.prompt()
 
-    def _rewards(self, proposal: Proposal, reward: float, success: bool) -> dict[str, float]:
+    def _rewards(self, proposal: Proposal, reward: float, success: bool, progress: float) -> dict[str, float]:
         if self.shape is None:
             return {"environment": reward}
         return self.shape(
@@ -88,6 +92,7 @@ class Growth:
                 format_ok=proposal.format_ok and not proposal.excused,
                 admissible=proposal.admissible,
                 excused=proposal.excused,
+                progress=progress,
             )
         )
 

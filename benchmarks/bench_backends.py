@@ -1,0 +1,106 @@
+"""The same training with the fast ops and with the reference ones: how far the two curves are apart.
+
+    manus-fast demo && python -m benchmarks.bench_backends --model runs/demo/sft/model --json benchmarks/results/backends.json
+
+Both runs start from the same policy with the same seeds. Their numbers agree to rounding until rounding moves a sampled
+token over a boundary; from there on the episodes differ and only the curves can be compared. `same` says how many
+iterations sampled token for token the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from manus_fast.versions import git_commit
+
+BACKENDS = ("auto", "reference")
+METRICS = ("train/success", "train/reward", "policy/loss", "critic/loss", "policy/entropy", "update/grad_norm")
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="the policy that both start from")
+    parser.add_argument("--config", default="configs/demo_household.yaml")
+    parser.add_argument("--iterations", type=int, default=10)
+    parser.add_argument("--json", default=None, help="where the record goes")
+    parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        curves = {
+            name: curve(name, Path(folder) / name, arguments.config, arguments.model, arguments.iterations,
+                        arguments.overrides)
+            for name in BACKENDS
+        }  # fmt: skip
+    record = {
+        "command": f"python -m benchmarks.bench_backends --iterations {arguments.iterations}",
+        "commit": git_commit(),
+        "torch": torch.__version__,
+        "iterations": arguments.iterations,
+        **differences(curves["auto"], curves["reference"]),
+        "curves": curves,
+    }
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(record) + "\n")
+    print(f"{record['same']} of {arguments.iterations} iterations sampled the same tokens")
+    print(f"{'':<18} {'largest |fast - reference| while the same':>42} {'mean, fast':>12} {'mean, reference':>16}")
+    for name in METRICS:
+        row = record["metrics"][name]
+        print(f"{name:<18} {row['largest']:>42.2e} {row['auto']:>12.4f} {row['reference']:>16.4f}")
+    return record
+
+
+def curve(backend: str, folder: Path, config: str, model: str, iterations: int, overrides: Sequence[str]) -> dict:
+    """Metrics by iteration of a run in a process of its own, whose ops are `backend`'s.
+
+    Raises:
+        RuntimeError: the run failed.
+    """
+    script = (
+        "import sys; from manus_fast.trainer import Config, Trainer\n"
+        "trainer = Trainer(Config.load(sys.argv[1], sys.argv[3:]))\n"
+        "for _ in range(int(sys.argv[2])):\n"
+        "    trajectories = trainer.collect()\n"
+        "    trainer.tracking.log(trainer.counters.steps, {\n"
+        "        **trainer.update(trajectories), 'train/tokens': sum(t.sampled_tokens for t in trajectories),\n"
+        "        'train/reward': sum(t.reward for t in trajectories) / len(trajectories),\n"
+        "        'train/success': sum(t.success for t in trajectories) / len(trajectories)})\n"
+        "trainer.tracking.close()\n"
+    )
+    # Schedules go by steps: by time the faster run would anneal later.
+    own = [f"model.path={model}", f"training.output_dir={folder}", "training.max_seconds=null"]
+    command = [sys.executable, "-c", script, config, str(iterations), *own, "training.total_steps=100000", *overrides]
+    done = subprocess.run(command, env={**os.environ, "MANUS_FAST_BACKEND": backend}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the run with MANUS_FAST_BACKEND={backend} failed:\n{done.stderr[-2000:]}")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {name: [row[name] for row in rows] for name in ("train/tokens", *METRICS)}
+
+
+def differences(fast: dict[str, list[float]], reference: dict[str, list[float]]) -> dict[str, Any]:
+    """How many iterations sampled alike, and for each metric the largest difference among those and both means."""
+    unlike = [a != b for a, b in zip(fast["train/tokens"], reference["train/tokens"], strict=True)]
+    same = unlike.index(True) if True in unlike else len(unlike)
+    metrics = {
+        name: {
+            "largest": float(np.abs(np.subtract(fast[name], reference[name]))[:same].max(initial=0.0)),
+            "auto": float(np.mean(fast[name])),
+            "reference": float(np.mean(reference[name])),
+        }
+        for name in METRICS
+    }
+    return {"same": same, "metrics": metrics}
+
+
+if __name__ == "__main__":
+    main()
