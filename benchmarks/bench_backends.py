@@ -1,6 +1,7 @@
 """The same training with the fast ops and with the reference ones: how far the two curves are apart.
 
-    manus-fast demo && python -m benchmarks.bench_backends --model runs/demo/sft/model --json benchmarks/results/backends.json
+    manus-fast demo
+    python -m benchmarks.bench_backends --model runs/demo/sft/model --json benchmarks/results/backends.json
 
 Both runs start from the same policy with the same seeds. Their numbers agree to rounding until rounding moves a sampled
 token over a boundary; from there on the episodes differ and only the curves can be compared. `same` says how many
@@ -11,9 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from manus_fast.ops.dispatch import forced
+from manus_fast.rollout.summary import summarise
+from manus_fast.run_config import Config
+from manus_fast.trainer import Trainer
 from manus_fast.versions import git_commit
 
 BACKENDS = ("auto", "reference")
@@ -61,35 +63,23 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def curve(backend: str, folder: Path, config: str, model: str, iterations: int, overrides: Sequence[str]) -> dict:
-    """Metrics by iteration of a run in a process of its own, whose ops are `backend`'s.
-
-    Raises:
-        RuntimeError: the run failed.
-    """
-    script = (
-        "import sys; from manus_fast.trainer import Config, Trainer\n"
-        "trainer = Trainer(Config.load(sys.argv[1], sys.argv[3:]))\n"
-        "for _ in range(int(sys.argv[2])):\n"
-        "    trajectories = trainer.collect()\n"
-        "    trainer.tracking.log(trainer.counters.steps, {\n"
-        "        **trainer.update(trajectories), 'train/tokens': sum(t.sampled_tokens for t in trajectories),\n"
-        "        'train/reward': sum(t.reward for t in trajectories) / len(trajectories),\n"
-        "        'train/success': sum(t.success for t in trajectories) / len(trajectories)})\n"
-        "trainer.tracking.close()\n"
-    )
+    """Metrics by iteration of a run whose ops are `backend`'s (those of MANUS_FAST_BACKEND=`backend`)."""
     # Schedules go by steps: by time the faster run would anneal later.
-    own = [f"model.path={model}", f"training.output_dir={folder}", "training.max_seconds=null"]
-    command = [sys.executable, "-c", script, config, str(iterations), *own, "training.total_steps=100000", *overrides]
-    done = subprocess.run(command, env={**os.environ, "MANUS_FAST_BACKEND": backend}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"the run with MANUS_FAST_BACKEND={backend} failed:\n{done.stderr[-2000:]}")
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {name: [row[name] for row in rows] for name in ("train/tokens", *METRICS)}
+    own = (f"model.path={model}", f"training.output_dir={folder}", "training.max_seconds=null")
+    rows = []
+    with forced(backend):
+        trainer = Trainer(Config.load(config, (*own, "training.total_steps=100000", *overrides)))
+        for _ in range(iterations):
+            played = trainer.collect()
+            stats = trainer.update(played)
+            rows.append({**summarise(played.trajectories), **stats, "tokens": trainer.counters.tokens})
+        trainer.tracking.close()
+    return {name: [row[name] for row in rows] for name in ("tokens", *METRICS)}
 
 
 def differences(fast: dict[str, list[float]], reference: dict[str, list[float]]) -> dict[str, Any]:
     """How many iterations sampled alike, and for each metric the largest difference among those and both means."""
-    unlike = [a != b for a, b in zip(fast["train/tokens"], reference["train/tokens"], strict=True)]
+    unlike = [a != b for a, b in zip(fast["tokens"], reference["tokens"], strict=True)]
     same = unlike.index(True) if True in unlike else len(unlike)
     metrics = {
         name: {

@@ -26,8 +26,8 @@ def test_a_run_does_not_depend_on_the_backend(policy, tmp_path):
 
 
 def test_differences_stop_where_the_episodes_part():
-    fast = {"train/tokens": [5, 6, 7], **{name: [1.0, 2.0, 9.0] for name in METRICS}}
-    slow = {"train/tokens": [5, 6, 8], **{name: [1.0, 2.5, 3.0] for name in METRICS}}
+    fast = {"tokens": [5, 6, 7], **{name: [1.0, 2.0, 9.0] for name in METRICS}}
+    slow = {"tokens": [5, 6, 8], **{name: [1.0, 2.5, 3.0] for name in METRICS}}
     result = differences(fast, slow)
     assert result["same"] == 2
     assert result["metrics"]["policy/loss"] == {"largest": 0.5, "auto": 4.0, "reference": 6.5 / 3}

@@ -20,8 +20,8 @@ class RewardConfig:
     every environment here: success is worth 1 in all."""
     progress_bonus: float = 0.0
     """Times the change of `info["progress"]`, the share of subgoals that are fulfilled: potential-based shaping without
-    discount (Ng, Harada and Russell 1999), whose sum over an episode is the progress at its end. Losing ground costs what
-    gaining it paid."""
+    discount (Ng, Harada and Russell 1999), whose sum over an episode is the progress at its end. Losing ground costs
+    what gaining it paid."""
     step_penalty: float = -0.01
     """Added to every turn."""
     format_bonus: float = 0.0

@@ -52,9 +52,7 @@ class Growth:
             return node
         node.success = bool(result.info.get("success", False))
         node.progress = float(result.info.get("progress", parent.progress))
-        node.reward_parts = self._rewards(
-            proposal, result.reward, node.success, node.progress - parent.progress
-        )
+        node.reward_parts = self._rewards(proposal, result.reward, node.success, node.progress - parent.progress)
         node.reward = sum(node.reward_parts.values())
         node.invalid_run = 0 if proposal.admissible else parent.invalid_run + 1
         node.terminated = result.terminated
