@@ -17,11 +17,13 @@ import shutil
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.seeds import add_arguments, over_seeds
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import make_small_policy, measured
 from manus_fast.finetune import FineTune
@@ -36,20 +38,19 @@ COLOURS = {"ppo": "#3b6fb6", "grpo": "#c8553d", "gigpo": "#4c956c"}
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add_arguments(parser)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
     parser.add_argument("--seconds", type=float, default=200.0, help="of training, a run")
-    parser.add_argument("--sft_seconds", type=float, default=40.0, help="of imitation, a seed")
+    parser.add_argument("--sft_seconds", type=float, default=150.0, help="of imitation, a seed")
     parser.add_argument("--freq", type=int, default=4000, help="environment steps between checks")
     parser.add_argument("--output_dir", default="runs/bench_curves", help="one folder a seed is made in it")
     parser.add_argument("--json", default=None, help="where the curves go")
     parser.add_argument("--plot", default=None, help="where a picture of them goes, .svg or .png")
     parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)
-    prepare()
     runs: list[dict[str, Any]] = []
-    for seed in arguments.seeds:
-        for row in seed_runs(arguments, seed):
+    for rows in over_seeds(partial(seed_runs, arguments), arguments):
+        for row in rows:
             runs.append(row)
             print(json.dumps({name: row[name] for name in row if name not in ("train", "panel")}), flush=True)
     record = {
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def seed_runs(arguments: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
     """Rows of one seed: the imitating policy ("sft"), then each algorithm from it."""
+    prepare()
     root = Path(arguments.output_dir) / f"seed{seed}"
     shutil.rmtree(root, ignore_errors=True)
     file = find_config(None, "demo_household")

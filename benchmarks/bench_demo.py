@@ -2,6 +2,8 @@
 
     python -m benchmarks.bench_demo --seeds 0 1 2 --json benchmarks/results/demo.json
 
+With `--jobs 3` the seeds run side by side, each on a third of the cores (two are what the demo is meant for).
+
 Every policy is measured on all of valid_unseen (layouts that training never shows), greedily, each task once.
 """
 
@@ -13,11 +15,13 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.seeds import add_arguments, over_seeds
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import Stage, run
 from manus_fast.evaluate import compare
@@ -26,26 +30,21 @@ from manus_fast.versions import git_commit
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add_arguments(parser)
     parser.add_argument("--output_dir", default="runs/bench_demo", help="one folder a seed is made in it")
     parser.add_argument("--json", default=None, help="where the rows go")
     parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)
-    prepare()
     rows: list[dict[str, Any]] = []
-    for seed in arguments.seeds:
-        began = time.monotonic()
-        folder = Path(arguments.output_dir) / f"seed{seed}"
-        stages = run(
-            find_config(None, "demo_household"), folder, seed=seed, control=True, overrides=arguments.overrides
-        )
-        rows.append(_row(seed, stages, time.monotonic() - began))
-        print(json.dumps(rows[-1]), flush=True)
+    for row in over_seeds(partial(seed_row, arguments), arguments):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
     record = {
         "command": f"python -m benchmarks.bench_demo --seeds {' '.join(map(str, arguments.seeds))}",
         "commit": git_commit(),
         "torch": torch.__version__,
         "cpus": os.cpu_count(),
+        "jobs": arguments.jobs,
         "rows": rows,
         "mean": {name: _mean(rows, name) for name in ("sft", "ppo", "control", "ppo_minus_sft", "ppo_minus_control")},
     }
@@ -58,6 +57,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{row['seed']:>6} {100 * row['sft']:7.1f} {100 * row['ppo']:7.1f} {100 * row['control']:8.1f} "
             f"{100 * row['ppo_minus_sft']:8.1f} {100 * row['ppo_minus_control']:12.1f}"
         )
+
+
+def seed_row(arguments: argparse.Namespace, seed: int) -> dict[str, Any]:
+    """One seed's stages and its row of the record."""
+    prepare()
+    began = time.monotonic()
+    folder = Path(arguments.output_dir) / f"seed{seed}"
+    stages = run(find_config(None, "demo_household"), folder, seed=seed, control=True, overrides=arguments.overrides)
+    return _row(seed, stages, time.monotonic() - began)
 
 
 def _row(seed: int, stages: list[Stage], seconds: float) -> dict[str, Any]:

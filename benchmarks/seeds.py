@@ -1,0 +1,59 @@
+"""One experiment over several seeds, one after another or side by side, each on CPU cores of its own."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments `--seeds` and `--jobs`."""
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--jobs", type=int, default=1, help="seeds that run at a time, each on 1/jobs of the cores")
+    parser.add_argument("--cores", type=int, nargs="+", default=None, help="which cores; default: all")
+
+
+def over_seeds(one: Callable[[int], Result], arguments: argparse.Namespace) -> Iterator[Result]:
+    """`one(seed)` for each of `arguments.seeds`, in their order.
+
+    With `arguments.jobs` above 1 as many seeds run at a time, in processes of their own. Each is held to an equal part
+    of the cores, so that a time limit means the same for every seed, and `one` must be picklable.
+
+    Raises:
+        ValueError: there are fewer cores than jobs.
+    """
+    if arguments.jobs <= 1:
+        yield from map(one, arguments.seeds)
+        return
+    parts = split(arguments.cores or sorted(os.sched_getaffinity(0)), arguments.jobs)
+    context = multiprocessing.get_context("spawn")
+    free = context.Queue()
+    for part in parts:
+        free.put(part)
+    with context.Pool(arguments.jobs, initializer=_hold, initargs=(free,)) as pool:
+        yield from pool.imap(one, arguments.seeds, chunksize=1)
+
+
+def split(cores: Sequence[int], jobs: int) -> list[list[int]]:
+    """`jobs` equal parts of `cores`, neighbours together; cores that are left over stay idle."""
+    each = len(cores) // jobs
+    if each == 0:
+        raise ValueError(f"jobs: expected at most {len(cores)}, the number of cores, got {jobs}")
+    return [list(cores[each * i : each * (i + 1)]) for i in range(jobs)]
+
+
+def _hold(free: Any) -> None:
+    """Holds this process and its threads to the next free part."""
+    cores = free.get()
+    os.sched_setaffinity(0, cores)
+    import torch
+
+    from manus_fast import _C
+
+    torch.set_num_threads(len(cores))
+    _C.set_num_threads(len(cores))
