@@ -90,10 +90,11 @@ test-cpp: $(STAMPS)/tools
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $$folder/mf_tests || exit 1; \
 	done
 
-# ALFWorld's own engine in an environment without torch: two of its packages are built from source, for minutes.
+# ALFWorld's own engine in an environment without torch: two of its packages are built from source, for minutes. The
+# build of one calls `python`, a name that a bare machine does not have: hence the PATH.
 $(ALFWORLD)/.stamp: $(STAMPS)/venv
 	$(PYTHON) -m venv $(ALFWORLD)
-	$(ALFWORLD)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	PATH="$(abspath $(ALFWORLD))/bin:$$PATH" $(ALFWORLD)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
 	  "alfworld>=0.4" pytest pytest-timeout hypothesis
 	@touch $@
 
