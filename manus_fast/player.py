@@ -42,6 +42,9 @@ def make_environment(
 ) -> Environment:
     """The environment that the config names; `options` and `max_steps` go over the config's.
 
+    An environment that plays in worker processes gets `training.rollout_workers` of them, unless its own option
+    `workers` says otherwise; the others step their worlds in threads and take no notice.
+
     Raises:
         ValueError: unknown name or option, or a backend that this environment does not have.
     """
@@ -51,7 +54,11 @@ def make_environment(
         options["max_steps"] = block.max_steps if max_steps is None else max_steps
     if block.backend != "auto":
         options["backend"] = block.backend
-    return make(block.name, **options)
+    environment = make(block.name, **options)
+    workers = config.training.rollout_workers
+    if workers is not None and getattr(environment, "workers", workers) is None:
+        environment.workers = workers
+    return environment
 
 
 def play_specs(tasks: Sequence[Task], seed: int) -> list[EpisodeSpec]:

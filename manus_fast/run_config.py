@@ -106,7 +106,7 @@ class TrainingConfig:
     group_size: int = 1
     """Trajectories of one task among them; group advantages need 2 or more, and their presets set 8."""
     rollout_workers: int | None = None
-    """Worker processes of an environment that needs them; null: the environment's choice."""
+    """Processes of an environment that plays in them (ALFWorld's own engine); null: the environment's choice."""
     learning_rate: float | Schedule = 1e-6
     gradient_accumulation_steps: int = 1
     """Micro-batches an optimizer step: they only bound memory, the gradient is the same."""
@@ -137,6 +137,8 @@ class TrainingConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"training.{name}: expected an integer >= 1, got {getattr(self, name)}")
+        if self.rollout_workers is not None and self.rollout_workers < 1:
+            raise ValueError(f"training.rollout_workers: expected null or an integer >= 1, got {self.rollout_workers}")
         if self.max_seconds is not None and self.max_seconds <= 0:
             raise ValueError(f"training.max_seconds: expected null or a number above 0, got {self.max_seconds}")
         if self.num_rollouts % self.group_size:

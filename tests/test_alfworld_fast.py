@@ -9,7 +9,7 @@ pytest.importorskip("alfworld")
 
 from manus_fast.envs.alfworld.fast import GAMES, TEMPLATES
 from manus_fast.envs.alfworld.games import make_games
-from manus_fast.envs.alfworld.layout import Variety
+from manus_fast.envs.alfworld.layout import RARE
 from manus_fast.envs.alfworld.panels import find_root, find_tasks
 from manus_fast.envs.alfworld.textworld import TextWorldEnv
 from manus_fast.envs.pool import WorkerPool
@@ -28,8 +28,7 @@ def answer(pool):
 
 def test_same_text_on_random_walks(tmp_path):
     """Rich homes (everything rare made frequent), two walks a game so that caches are warm and shared."""
-    often = Variety(0.3, 0.1, 0.1, 0.3, 0.5, 0.2, 0.4, 0.1, 0.4, 0.5)
-    make_games(tmp_path, {"train": 3}, seed=21, variety=often)
+    make_games(tmp_path, {"train": 3}, seed=21, variety=RARE)
     root = find_root(tmp_path)
     rng = random.Random(2)
     fast = TextWorldEnv(root, max_steps=1000)

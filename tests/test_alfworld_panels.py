@@ -6,8 +6,8 @@ import math
 import pytest
 
 from manus_fast.envs.alfworld.grammar import grammar_of, translate, with_words
-from manus_fast.envs.alfworld.layout import Goal, Layout, Receptacle, Thing, room_of, scenes
-from manus_fast.envs.alfworld.panels import find_root, find_tasks
+from manus_fast.envs.alfworld.layout import TASK_TYPES, Goal, Layout, Receptacle, Thing, room_of, scenes
+from manus_fast.envs.alfworld.panels import PUBLISHED, find_root, find_tasks
 from manus_fast.envs.alfworld.pddl import demangle, entities
 from manus_fast.envs.alfworld.plan import plan
 from manus_fast.envs.alfworld.textworld import read_game
@@ -226,3 +226,49 @@ def test_list_of_worlds_masks_failures_clones_and_restores():
     batch.close()
     with pytest.raises(ValueError, match="slots: expected an integer >= 1"):
         EnvList(Counter, 0)
+
+
+def test_rollout_workers_of_a_run_reach_the_pool(data, monkeypatch):
+    pytest.importorskip("torch")
+    from manus_fast.envs import alfworld
+    from manus_fast.player import make_environment
+    from manus_fast.run_config import Config
+
+    made = []
+    monkeypatch.setattr(alfworld, "engine_version", lambda: "")
+    monkeypatch.setattr(alfworld, "WorkerPool", lambda factory, **options: made.append(options))
+    settings = ["environment.name=alfworld", "environment.backend=textworld", "training.rollout_workers=3"]
+    settings.append(f"environment.options.data_path={data}")
+    make_environment(Config.load(None, settings)).make_async(8)
+    make_environment(Config.load(None, [*settings, "environment.options.workers=5"])).make_async(8)
+    make_environment(Config.load(None, settings)).make_async(2)
+    assert [options["workers"] for options in made] == [3, 5, 2]
+    for key in ("training.rollout_workers", "environment.options.workers"):
+        with pytest.raises(ValueError, match=f"{key}: expected null or an integer >= 1, got 0"):
+            make_environment(Config.load(None, [*settings, f"{key}=0"]))
+    # Worlds that are stepped in threads take no notice.
+    assert not hasattr(make_environment(Config.load(None, ["training.rollout_workers=3"])), "workers")
+
+
+@pytest.mark.parametrize(("split", "count"), [("valid_seen", 140), ("valid_unseen", 134)])
+def test_published_panels_are_whole_or_it_is_said(tmp_path, caplog, split, count):
+    """140 and 134 games of the six types, as published, between those that the package does not play either."""
+    root = tmp_path / "json_2.1.1"
+    short = {"pddl_problem": "p"}
+    for i in range(count):
+        add_game(
+            root, f"{split}/{TASK_TYPES[i % 6]}-Mug-None-Desk-{i}/trial_T20190907_{i:06d}", TASK_TYPES[i % 6], **short
+        )
+    for i in range(0, 30, 3):
+        folder = f"{split}/pick_and_place_simple-Mug-None-Desk-{i}/trial_T20190908_{i:06d}"
+        add_game(root, folder, solvable=False)
+        add_game(root, f"{split}/pick_and_place_with_movable_recep-Mug-Bowl-Desk-{i}/trial_T20190909_{i:06d}")
+        add_game(root, f"{split}/pick_and_place_simple-AppleSliced-None-Desk-{i}/trial_T20190909_{i:06d}")
+    tasks = find_tasks(root, split)
+    assert len(tasks) == len({task.id for task in tasks}) == count == PUBLISHED[split]
+    assert [task.id for task in tasks] == sorted(task.id for task in tasks) and caplog.records == []
+    find_tasks(root, split, TASK_TYPES[:2])
+    assert caplog.records == []
+    (root / tasks[5].data["game"]).unlink()
+    assert len(find_tasks(root, split)) == count - 1
+    assert f"{split} holds {count - 1} games, and the published panel {count}" in caplog.text

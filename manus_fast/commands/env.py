@@ -23,11 +23,13 @@ def make_games(
     valid_unseen: Annotated[int, typer.Option("--valid_unseen", help="Games of the split.")] = 20,
     seed: Seed = 0,
     grammar: Annotated[str, typer.Option("--grammar", help="0.4 (move … to) or 0.3 (put … in/on).")] = "0.4",
+    rare: Annotated[bool, typer.Option("--rare", help="Make everything rare frequent, to compare engines.")] = False,
 ) -> int:
     """Writes ALFWorld games, each proved solvable in the real engine (needs the package alfworld)."""
     from manus_fast.envs.alfworld.games import main
 
-    return main(out, train=train, valid_seen=valid_seen, valid_unseen=valid_unseen, seed=seed, grammar=grammar)
+    counts = {"train": train, "valid_seen": valid_seen, "valid_unseen": valid_unseen}
+    return main(out, **counts, seed=seed, grammar=grammar, rare=rare)
 
 
 @app.command()

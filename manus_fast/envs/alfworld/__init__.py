@@ -39,7 +39,7 @@ class AlfWorld:
     max_steps: commands per episode, 50 as in the literature; None means 50.
     task_types: some of the six, by default all.
     workers, reset_timeout, step_timeout, recycle_after: of the `WorkerPool` that plays the real engine; `workers`
-        defaults to one per core.
+        defaults to `training.rollout_workers`, and without that to one per core.
     fast: memoise what the engine parses again and again (the text is the same, see `fast.py`).
     Raises ValueError on a bad option, and where no games or no engine are found.
     """
@@ -70,7 +70,9 @@ class AlfWorld:
         self.root = find_root(data_path)
         if backend == "textworld":
             engine_version()
-        self._workers = workers
+        if workers is not None and workers < 1:
+            raise ValueError(f"environment.options.workers: expected null or an integer >= 1, got {workers!r}")
+        self.workers = workers
         self._pool: dict[str, Any] = {
             "reset_timeout": reset_timeout,
             "step_timeout": step_timeout,
@@ -106,7 +108,7 @@ class AlfWorld:
 
     def _make_pool(self, slots: int) -> WorkerPool:
         engine_version()
-        workers = min(slots, self._workers or os.cpu_count() or 1)
+        workers = min(slots, self.workers or os.cpu_count() or 1)
         return WorkerPool(self._factory(), slots=slots, workers=workers, **self._pool)
 
     def make_async(self, slots: int) -> AsyncEnvs:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from manus_fast.envs.alfworld.grammar import downgrade, translate
-from manus_fast.envs.alfworld.layout import TASK_TYPES, Layout, Variety, Vocabulary, sample_layout, scenes
+from manus_fast.envs.alfworld.layout import RARE, TASK_TYPES, Layout, Variety, Vocabulary, sample_layout, scenes
 from manus_fast.envs.alfworld.panels import GAMES_FOLDER, SPLITS
 from manus_fast.envs.alfworld.pddl import demangle, describe_goal, entities, write_problem
 from manus_fast.envs.alfworld.plan import plan
@@ -172,12 +172,15 @@ def main(
     seed: int = 0,
     task_types: Sequence[str] = TASK_TYPES,
     grammar: str = "0.4",
+    rare: bool = False,
 ) -> int:
     """`manus-fast env make-games OUT`: writes games into `out`, prints a line per split, returns 0.
 
-    Some 3 games a second. Raises ValueError on a bad argument or without the package alfworld."""
+    rare: everything rare is frequent (`layout.RARE`). Some 3 games a second.
+    Raises ValueError on a bad argument or without the package alfworld."""
     engine_version()
     counts = {"train": train, "valid_seen": valid_seen, "valid_unseen": valid_unseen}
-    paths = make_games(out, counts, seed, task_types=task_types, grammar=grammar, report=print)
+    variety = RARE if rare else None
+    paths = make_games(out, counts, seed, task_types=task_types, variety=variety, grammar=grammar, report=print)
     print(f"{len(paths)} games in {Path(out) / GAMES_FOLDER}; train on them with environment.options.data_path={out}")
     return 0

@@ -167,6 +167,10 @@ class Variety:
     start_facing: float = 0.05
 
 
+RARE = Variety(0.3, 0.1, 0.1, 0.3, 0.5, 0.2, 0.4, 0.1, 0.4, 0.5)
+"""Everything rare made frequent: homes for comparing engines rather than for training."""
+
+
 @dataclass
 class _Builder:
     rng: random.Random

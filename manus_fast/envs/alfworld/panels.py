@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -12,8 +13,11 @@ from manus_fast.envs.base import Task
 GAMES_FOLDER = "json_2.1.1"
 """What `alfworld-download` calls the folder of games."""
 SPLITS = ("train", "valid_seen", "valid_unseen")
-OFFICIAL = {"valid_seen": 140, "valid_unseen": 134}
+PUBLISHED = {"valid_seen": 140, "valid_unseen": 134}
 """Games in the evaluation panels of the published data."""
+_PUBLISHED_TRIAL = "trial_T20"
+"""How the published games' folders begin; those of `make_games` do not."""
+_log = logging.getLogger(__name__)
 
 
 def find_root(data_path: str | os.PathLike[str] | None = None) -> Path:
@@ -41,7 +45,7 @@ def find_tasks(root: Path, split: str, task_types: tuple[str, ...] = TASK_TYPES)
     Taken are the games that the package itself takes: a `traj_data.json` of one of the six types beside a
     `game.tw-pddl` marked solvable, no movable-receptacle or sliced goal. Task.id is the game's folder below the
     root, Task.data["game"] its file: the same on every machine. Raises ValueError on an unknown split, or when
-    the split is absent.
+    the split is absent. A published panel that is not whole is logged: its figures would compare with nobody's.
     """
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
@@ -56,6 +60,12 @@ def find_tasks(root: Path, split: str, task_types: tuple[str, ...] = TASK_TYPES)
         if task_type in task_types and _solvable(path):
             data = {"game": path.relative_to(root).as_posix()}
             tasks.append(Task(f"alfworld/{folder}", task_type, split, data))
+    published = sum(task.id.rsplit("/", 1)[1].startswith(_PUBLISHED_TRIAL) for task in tasks)
+    if published and set(task_types) == set(TASK_TYPES) and len(tasks) != PUBLISHED.get(split, len(tasks)):
+        whole = PUBLISHED[split]
+        _log.warning(
+            "alfworld: %s holds %d games, and the published panel %d: download it anew", split, len(tasks), whole
+        )
     return tasks
 
 
