@@ -1,20 +1,31 @@
 """Household worlds: microseconds per world of step, reset, clone, save and restore, a batch of worlds in one call.
 
-    python -m benchmarks.bench_household --json benchmarks/results/cpu.json
+    python -m benchmarks.bench_household --data GAMES --json benchmarks/results/household.json
 
 "native" rows make texts and admissible commands in C++; "+ str" rows hand them to Python as `str` and lists, too, as
 `EnvBatch` does. Actions are drawn from the admissible ones, so that every step does something; games that end are
 reset outside the timed part. `ms` is one call on the whole batch; the table shows µs per world.
+
+With --data (a folder of `manus-fast env make-games`, or ALFWorld's own) the same games are played in this run by the
+native engine and by TextWorld, stock and memoised (`bench_alfworld`, in a process of its own with the Python that has
+the package alfworld); `ms` is then per world.
 """
 
 import argparse
+import json
+import random
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks import harness
 from manus_fast import _C, envs
+from manus_fast.envs.alfworld.native import NativeBatch
+from manus_fast.envs.alfworld.panels import find_root, find_tasks
 
 
 class Timer:
@@ -79,15 +90,78 @@ def measure(level: int, worlds: int, repeats: int) -> tuple[dict[str, float], fl
     return medians, statistics.fmean(commands)
 
 
+def measure_games(root: Path, worlds: int, repeats: int) -> dict[str, float]:
+    """Median ms per world of the native engine on game files, `worlds` of them in a call."""
+    batch = NativeBatch(root, worlds, 60_000)
+    native = batch._batch
+    slots = list(range(worlds))
+    found = find_tasks(root, "train")
+    tasks = [found[slot % len(found)] for slot in slots]
+    timer, rng = Timer(), random.Random(0)
+    batch.reset(slots, tasks, [0] * worlds)
+    games = [batch._world(task)[0] for task in tasks]
+    for _ in range(repeats):
+        timer("reset + str", batch.reset, slots, tasks, [0] * worlds)
+        timer("reset", native.load, slots, games)
+        for name, step in (("step", native.step), ("step + str", batch.step)):
+            choices = [rng.choice(commands) for commands in native.admissible(slots)]
+            timer(name, step, slots, choices)
+        timer("clone", lambda: [native.clone(slot, slot + 1) for slot in range(0, worlds, 2)])
+    return {name: ms / (worlds // 2 if name == "clone" else worlds) for name, ms in timer.medians().items()}
+
+
+def compare(report: harness.Report, root: Path, python: str, worlds: int, repeats: int) -> None:
+    """Adds the rows of both engines on the same games, and prints the ratios."""
+    ours = measure_games(root, worlds, repeats)
+    case = "ALFWorld games, per world"
+    for name, ms in ours.items():
+        report.add(case, "native + str" if "str" in name else "native", name.removesuffix(" + str"), ms)
+    for engine in ("stock", "memoised"):
+        command = [python, "-m", "benchmarks.bench_alfworld", "--data", str(root), "--engine", engine]
+        run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        theirs = json.loads(run.stdout.splitlines()[-1])
+        for name in ("reset", "step", "clone"):
+            report.add(case, f"TextWorld, {engine}", name, theirs[name])
+            print(f"  {name}: {theirs[name] / ours[name]:,.0f} times the native engine's", end="")
+            print(f", {theirs[name] / ours[f'{name} + str']:,.0f} with strings" if f"{name} + str" in ours else "")
+
+
+def memory(worlds: int, steps: int) -> None:
+    """Plays `worlds` worlds for `steps` steps and prints the resident memory on the way."""
+    env = envs.make("household", level=2, max_steps=60_000)
+    batch, tasks, rng = env.make_batch(worlds), env.tasks("train"), random.Random(0)
+    slots, played = list(range(worlds)), worlds
+    infos = batch.reset(slots, tasks[:worlds], [0] * worlds)[1]
+    begin = time.perf_counter()
+    for step in range(1, steps + 1):
+        _, _, terminated, _, infos = batch.step(slots, [rng.choice(info["admissible"]) for info in infos])
+        ended = np.flatnonzero(terminated).tolist()
+        if ended:
+            fresh = batch.reset(ended, [tasks[(played + i) % len(tasks)] for i in range(len(ended))], [0] * len(ended))
+            played += len(ended)
+            for slot, info in zip(ended, fresh[1], strict=True):
+                infos[slot] = info
+        if step in (1, steps // 10) or step % (steps // 5) == 0:
+            mib = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
+            print(f"memory: {worlds} worlds, step {step}: {mib:.1f} MiB", flush=True)
+    print(f"memory: {worlds * steps:,} steps, {played:,} games, {time.perf_counter() - begin:.0f} s\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--worlds", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--data", help="folder of ALFWorld games: compare with TextWorld on them")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has the package alfworld")
+    parser.add_argument("--memory", type=int, default=0, metavar="STEPS", help="also so many steps of all worlds")
     args = parser.parse_args()
+    if args.memory:
+        memory(args.worlds, args.memory)
     report = harness.Report("household", harness.device_name("cpu"), harness.Ceilings(1, 1), harness.commit_name())
     machine_threads = _C.num_threads()
+    single: dict[int, dict[str, float]] = {}
     for threads in sorted({1, machine_threads}):
         _C.set_num_threads(threads)
         for level in args.levels:
@@ -96,8 +170,17 @@ def main() -> None:
             for name, ms in medians.items():
                 report.add(case, "native + str" if "str" in name else "native", name.removesuffix(" + str"), ms)
             cells = "  ".join(f"{name} {ms / args.worlds * 1e3:.2f}" for name, ms in medians.items())
-            print(f"µs per world, {case}, {commands:.0f} admissible commands: {cells}\n")
+            print(f"µs per world, {case}, {commands:.0f} admissible commands: {cells}")
+            if threads == 1:
+                single[level] = medians
+            else:
+                gain = "  ".join(f"{name} {single[level][name] / ms:.2f}" for name, ms in medians.items())
+                print(f"  times as fast as one thread: {gain}")
     _C.set_num_threads(machine_threads)
+    if args.data:
+        _C.set_num_threads(1)
+        compare(report, find_root(args.data), args.python, args.worlds, args.repeats)
+        _C.set_num_threads(machine_threads)
     report.save(args.json)
 
 
