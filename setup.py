@@ -4,9 +4,11 @@ Environment: MF_CUDA=AUTO|ON|OFF, MF_CUDA_ARCHS (CMake's list), MF_MARCH (value 
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib import metadata
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -24,11 +26,26 @@ def _cmake() -> str:
     return str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
 
 
+def _ninja() -> str:
+    """The ninja that the Python package says it brought, wherever that is installed; else the one on the PATH.
+
+    `ninja.BIN_DIR` knows only the scripts folders of this interpreter: it is empty in an environment that sees
+    another's packages, and in pip's isolated builds."""
+    try:
+        files = metadata.files("ninja") or []
+    except metadata.PackageNotFoundError:
+        files = []
+    brought = [Path(file.locate()).resolve() for file in files if file.name in ("ninja", "ninja.exe")]
+    found = next((str(path) for path in brought if path.is_file()), None) or shutil.which("ninja")
+    if found is None:
+        raise FileNotFoundError("ninja: expected the package ninja or a ninja on the PATH, found neither")
+    return found
+
+
 class CMakeBuild(build_ext):
     """Runs CMake in build/cmake-<abi>-<cuda mode>, a fixed folder, so that a second build is incremental."""
 
     def build_extension(self, ext):
-        import ninja
         import pybind11
 
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
@@ -39,7 +56,7 @@ class CMakeBuild(build_ext):
         cmake = _cmake()
         configure = [
             cmake, "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
-            f"-DCMAKE_MAKE_PROGRAM={Path(ninja.BIN_DIR) / 'ninja'}",
+            f"-DCMAKE_MAKE_PROGRAM={_ninja()}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-DMF_CUDA={cuda}",
