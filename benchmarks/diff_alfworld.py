@@ -37,7 +37,10 @@ def prove(games: int, seed: int, rare: bool, grammar: str) -> dict:
         tasks = find_tasks(root, "train")
         reference, candidate = TextWorldEnv(root, NO_STEP_LIMIT), NativeEnv(root, NO_STEP_LIMIT)
         report = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-        summary = compare(root, tasks, reference, candidate, random_walks=2, random_steps=50, seed=seed, report=report)
+        summary = compare(
+            root, tasks, reference, candidate,
+            random_walks=2, random_steps=50, seed=seed, expert=lambda: candidate.expert()[0], report=report,
+        )  # fmt: skip
         reference.close()
         candidate.close()
     return asdict(summary)

@@ -1,14 +1,17 @@
 """The proof that two engines say the same: walks through games in both, compared string by string.
 
 Compared are the introduction, every observation, the admissible commands, reward and the end of the episode. Walks
-are the walkthrough as it is and with detours, and random ones that prefer commands that change something; the latter
-two are sprinkled with commands that are not admissible. A walk is the same for the same seed, game and number.
+are the walkthrough as it is and with detours, an expert's that searches the rooms, and random ones that prefer commands
+that change something; detours and random walks are sprinkled with commands that are not admissible. A walk is the same
+for the same seed, game and number.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -25,6 +28,8 @@ _NO_STEP_LIMIT = 60_000
 _IDLE = frozenset({"look", "inventory", "help", "examine"})
 _FIRST = 20
 """Mismatches kept in full."""
+_EXPERT_STEPS = 100
+_NAMED = re.compile(r"([a-z]+) \d")
 
 
 @dataclass
@@ -54,6 +59,8 @@ class Summary:
     types: dict[str, int] = field(default_factory=dict)
     verbs: dict[str, int] = field(default_factory=dict)
     """Admissible commands played, by their first word."""
+    named: list[str] = field(default_factory=list)
+    """Classes of the objects and receptacles that admissible commands named, sorted."""
     refused: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
     first: list[Mismatch] = field(default_factory=list)
@@ -120,8 +127,10 @@ def walk(
     guide: Iterator[str | None],
     name: str,
     summary: Summary,
-) -> bool:
-    """Plays one walk in both engines until `guide` ends, the game is won or they differ; False when they differ."""
+) -> tuple[bool, set[str]]:
+    """Plays one walk in both engines until `guide` ends, the game is won or they differ.
+
+    Returns whether they agree, and all commands that were admissible on the way."""
     observation, info = reference.reset(task, 0)
     expected: tuple[Any, ...] = (observation, 0.0, False, info)
     observation, info = candidate.reset(task, 0)
@@ -138,16 +147,16 @@ def walk(
                 mismatch = Mismatch(task.id, name, step, command, what, left, right, list(history))
                 summary.first.append(mismatch)
         if found:
-            return False
+            return False, seen
         if expected[2]:
             summary.wins += 1
-            return True
+            return True, seen
         admissible = expected[-1]["admissible"]
         seen.update(admissible)
         try:
             command = next(guide) or choose(rng, admissible, sorted(seen))
         except StopIteration:
-            return True
+            return True, seen
         if command in admissible:
             verb = command.split()[0]
             summary.verbs[verb] = summary.verbs.get(verb, 0) + 1
@@ -159,7 +168,7 @@ def walk(
         got = (observation, reward, terminated, info)
         history.append(command)
         summary.steps += 1
-    return True
+    return True, seen
 
 
 def compare(
@@ -172,11 +181,17 @@ def compare(
     random_steps: int = 40,
     seed: int = 0,
     names: tuple[str, str] = ("textworld", "native"),
+    expert: Callable[[], str] | None = None,
     report: Callable[[str], None] | None = None,
 ) -> Summary:
-    """Compares two engines on `tasks`: per game its walkthrough (where it has one), the same with detours, and
-    `random_walks` of `random_steps` commands. report: called with a line now and then."""
+    """Compares two engines on `tasks`: per game its walkthrough (where it has one), the same with detours, at most 100
+    commands of an expert, and `random_walks` of `random_steps` commands.
+
+    expert: gives a command in the candidate's present state; None: no such walk.
+    report: called with a line now and then.
+    """
     summary = Summary(*names)
+    named: set[str] = set()
     refused: Counter[str] = Counter()
     types: Counter[str] = Counter()
     start = time.monotonic()
@@ -190,17 +205,27 @@ def compare(
         summary.games += 1
         walkthrough = read_game(root / task.data["game"]).get("walkthrough") or []
         guides = [] if not walkthrough else ["walkthrough", "detours"]
+        guides += [] if expert is None else ["expert"]
         for name in [*guides, *(f"random {w}" for w in range(random_walks))]:
             rng = random.Random(f"{seed}/{task.id}/{name}")
-            guide: Iterator[str | None] = iter([None] * random_steps)
-            if name in guides:
-                guide = iter(walkthrough) if name == "walkthrough" else detours(rng, walkthrough)
-            if not walk(reference, candidate, task, rng, guide, name, summary):
+            guide: Iterator[str | None]
+            match name:
+                case "walkthrough":
+                    guide = iter(walkthrough)
+                case "detours":
+                    guide = detours(rng, walkthrough)
+                case "expert" if expert is not None:
+                    guide = (expert() for _ in range(_EXPERT_STEPS))
+                case _:
+                    guide = itertools.repeat(None, random_steps)
+            agree, seen = walk(reference, candidate, task, rng, guide, name, summary)
+            named.update(*(_NAMED.findall(command) for command in seen))
+            if not agree:
                 break
         if report is not None and (number + 1) % 20 == 0:
             report(f"{number + 1}/{len(tasks)} games, {summary.steps} steps, {summary.mismatches} mismatches")
     summary.refused, summary.types = dict(sorted(refused.items())), dict(sorted(types.items()))
-    summary.verbs = dict(sorted(summary.verbs.items()))
+    summary.verbs, summary.named = dict(sorted(summary.verbs.items())), sorted(named)
     summary.seconds = round(time.monotonic() - start, 1)
     return summary
 
@@ -241,6 +266,7 @@ def main(
         random_walks=random_walks,
         random_steps=random_steps,
         seed=seed,
+        expert=lambda: candidate.expert()[0],
         report=lambda line: print(line, file=sys.stderr, flush=True),
     )
     text = json.dumps({"schema": 1} | asdict(summary), indent=1)

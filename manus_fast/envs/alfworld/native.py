@@ -170,6 +170,11 @@ class NativeEnv:
         observations, reward, terminated, truncated, infos = self._batch.step([0], [action])
         return observations[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), infos[0]
 
+    def expert(self, kind: str | None = None) -> tuple[str, str]:
+        """The next command of an expert and its thought: planner | explorer (default) | sweep."""
+        commands, thoughts = self._batch.expert([0], kind)
+        return commands[0], thoughts[0]
+
     def clone(self) -> NativeEnv:
         copy = NativeEnv(self._batch.root, self._batch.max_steps)
         copy._batch.restore(0, self._batch.save(0))
