@@ -58,8 +58,8 @@ def test_same_text_as_the_real_engine(root):
     reference.close()
     assert summary.mismatches == 0, summary.first[0]
     assert summary.games == 18 and summary.refused == {} and set(summary.types) == set(TASK_TYPES)
-    # Walkthrough, detours, expert and two random walks a game; the first three win it.
-    assert summary.walks == 90 and summary.steps > 1500 and summary.not_admissible > 50 and summary.wins >= 54
+    # Walkthrough, detours, expert and two random walks a game; walkthrough and expert win it.
+    assert summary.walks == 90 and summary.steps > 1500 and summary.not_admissible > 50 and summary.wins >= 36
     assert {"go", "open", "close", "take", "move", "put", "examine", "look", "help", "inventory"} <= set(summary.verbs)
     assert {"use", "clean", "heat", "cool", "slice"} <= set(summary.verbs)
 
