@@ -1,9 +1,13 @@
-"""Expert iteration: a policy searches training tasks, is fine-tuned on the episodes that search solved, and again.
+"""Expert iteration over several seeds: does a policy that imitates what its own search solves play better greedily?
 
-    python -m benchmarks.bench_expert_iteration --model runs/demo/sft/model --json expert_iteration.json
+    python -m benchmarks.bench_expert_iteration --start --seeds 0 --out runs/bench_expert   # the policies to begin with
+    python -m benchmarks.bench_expert_iteration --seeds 0 --out runs/bench_expert           # the rounds
+    python -m benchmarks.bench_expert_iteration --merge --out runs/bench_expert --json expert_iteration.json
 
-Nothing but the policy's own sampled replies is imitated. After each round the policy plays all of valid_unseen
-greedily; its success is compared with that of the policy which the run began with, task by task (paired bootstrap).
+A seed is one process, and its own policy: random weights, demonstrations, searched tasks and sampling. Nothing but the
+policy's own sampled replies is imitated in the rounds (`configs/expert_household.yaml`). Before and after each round
+the policy plays a panel of valid_unseen greedily, which nothing is chosen by; its success is compared with that before
+the rounds, task by task (paired bootstrap). --merge gathers the seeds.
 """
 
 from __future__ import annotations
@@ -12,120 +16,130 @@ import argparse
 import dataclasses
 import json
 import os
+import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from manus_fast.commands.common import find_config, prepare
+from manus_fast.demo import make_small_policy
+from manus_fast.envs.base import Environment
 from manus_fast.evaluate import Report, compare, evaluate, make_panel
-from manus_fast.finetune import FineTune, training_tasks
-from manus_fast.modeling.load import load_model
-from manus_fast.player import Player
+from manus_fast.expert_iteration import ExpertIteration
+from manus_fast.finetune import FineTune
+from manus_fast.player import Player, make_environment
 from manus_fast.run_config import Config
-from manus_fast.search.config import SearchConfig
-from manus_fast.search.targets import rows_once
 from manus_fast.versions import git_commit
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="folder of the policy to begin with")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--tasks", type=int, default=400, help="training tasks searched in a round")
-    parser.add_argument("--panel", type=int, default=None, help="tasks of valid_unseen; default: all")
-    parser.add_argument("--strategy", default="mcts")
-    parser.add_argument("--budget_tokens", type=int, default=600)
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--learning_rate", type=float, default=5e-4)
-    parser.add_argument("--output_dir", default="runs/expert_iteration")
-    parser.add_argument("--json", default=None, help="where the rows go")
-    parser.add_argument("overrides", nargs="*", default=[], help="of configs/demo_household.yaml, as KEY=VALUE")
+    parser.add_argument("--out", default="runs/bench_expert", help="a folder seed<n> is made in it")
+    parser.add_argument("--start", action="store_true", help="make the imitating policies that the rounds begin with")
+    parser.add_argument("--sft_seconds", type=float, default=240.0, help="of imitation at most, with --start")
+    parser.add_argument("--merge", action="store_true", help="gather the seeds' records")
+    parser.add_argument("--json", default=None, help="where --merge writes")
+    parser.add_argument("--panel", type=int, default=1024, help="tasks of valid_unseen")
+    parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)
     prepare()
-    torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    first: Report | None = None
+    root = Path(arguments.out)
+    if arguments.merge:
+        merge(root, arguments.json)
+        return
     for seed in arguments.seeds:
-        folder = Path(arguments.output_dir) / f"seed{seed}"
-        config = Config.load(
-            find_config(None, "demo_household"),
-            [f"training.seed={seed}", f"training.output_dir={folder}", "evaluation.tasks=20", *arguments.overrides],
-        )
-        model, tokenizer = load_model(arguments.model)
-        trainable = iterate(config, model, tokenizer, arguments)
-        if first is None:
-            first = next(trainable)["report"]
-            print(f"before: {first.summary.success.rate:.4f}", flush=True)
+        folder = root / f"seed{seed}"
+        if arguments.start:
+            start(folder, seed, arguments.sft_seconds, arguments.overrides)
         else:
-            next(trainable)
-        for row in trainable:
-            report = row.pop("report")
-            row |= {"seed": seed, "before": first.summary.success.rate, "after": report.summary.success.rate}
-            row["comparison"] = dataclasses.asdict(compare(first, report))
-            rows.append(row)
-            print(json.dumps({k: v for k, v in row.items() if k != "comparison"}), flush=True)
-            low, high = row["comparison"]["low"], row["comparison"]["high"]
-            print(f"  difference {row['comparison']['difference']:+.4f} (95 % {low:+.4f} to {high:+.4f})", flush=True)
-            if arguments.json:
-                record = {
-                    "command": f"python -m benchmarks.bench_expert_iteration --model MODEL --tasks {arguments.tasks} "
-                    f"--strategy {arguments.strategy} --budget_tokens {arguments.budget_tokens} "
-                    f"--epochs {arguments.epochs} --learning_rate {arguments.learning_rate} "
-                    f"--rounds {arguments.rounds} "
-                    f"--seeds {' '.join(map(str, arguments.seeds))}",
-                    "commit": git_commit(),
-                    "torch": torch.__version__,
-                    "cpus": os.cpu_count(),
-                    "rows": rows,
-                }
-                Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+            rounds(folder, seed, arguments.panel, arguments.overrides)
 
 
-def iterate(config: Config, model: Any, tokenizer: Any, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yields {"report": …} of the policy as it comes, then a row after each round."""
-    player = Player(config, model, tokenizer)
-    panel = make_panel(player.environment, "valid_unseen", arguments.panel)
-    yield {"report": measured(player, panel)}
-    seed, split = config.training.seed, player.environment.tasks("train")
-    chosen = training_tasks(split, arguments.rounds * arguments.tasks, seed)
-    settings = SearchConfig(strategy=arguments.strategy, budget_tokens=arguments.budget_tokens, temperature=1.0)
-    found = []
-    for number in range(arguments.rounds):
+def start(folder: Path, seed: int, seconds: float, overrides: Sequence[str]) -> None:
+    """Imitates the demo's demonstrations; the policy is in `folder`/sft/model."""
+    own = [f"training.seed={seed}", f"training.output_dir={folder / 'sft'}", f"model.path={folder / 'untrained'}"]
+    config = Config.load(find_config(None, "demo_household"), [*own, f"sft.time_limit={seconds}", *overrides])
+    environment = make_environment(config)
+    make_small_policy(config, environment, folder / "untrained", seed)
+    began = time.perf_counter()
+    tuned = FineTune(config, environment=environment).run()
+    rate = tuned.report.summary.success.rate
+    print(f"seed {seed}: {tuned.result.steps} steps, {time.perf_counter() - began:.0f} s, valid_seen {rate:.3f}")
+
+
+def rounds(folder: Path, seed: int, tasks: int, overrides: Sequence[str]) -> None:
+    """Runs the rounds and writes `folder`/rounds.json."""
+    own = [f"training.seed={seed}", f"training.output_dir={folder / 'run'}", f"model.path={folder / 'sft' / 'model'}"]
+    sizes = [f"environment.options.num_valid_unseen={tasks}", "evaluation.tasks=20", "training.save_strategy=no"]
+    config = Config.load(find_config(None, "expert_household"), [*own, *sizes, *overrides])
+    run = ExpertIteration(config)
+    first = measured(run.player, run.environment)
+    print(f"seed {seed}: before {first.summary.success.rate:.4f}", flush=True)
+    rows: list[dict[str, Any]] = []
+    for done in run.rounds():
         began = time.perf_counter()
-        tasks = chosen[number * arguments.tasks : (number + 1) * arguments.tasks]
-        trees = player.search(tasks, seed=1 + seed * arguments.rounds + number, config=settings)
-        searched = time.perf_counter() - began
-        found += [tree.trajectory() for tree in trees if tree.solution is not None]
-        # Earlier rounds stay in: they are solved episodes all the same.
-        own = dataclasses.replace(
-            config,
-            sft=dataclasses.replace(
-                config.sft, epochs=arguments.epochs, learning_rate=arguments.learning_rate, patience=None,
-                eval_every=1_000_000,
-            ),
-            training=dataclasses.replace(config.training, output_dir=f"{config.training.output_dir}/round{number + 1}"),
-        )  # fmt: skip
-        trained = FineTune(own, model, tokenizer, player.environment).run(rows_once(found))
-        player = Player(config, model, tokenizer, player.environment)
-        yield {
-            "report": measured(player, panel),
-            "round": number + 1,
-            "searched": len(tasks),
-            "solved": sum(tree.solution is not None for tree in trees),
-            "search_tokens": sum(tree.tokens for tree in trees),
-            "rows": len(found),
-            "sft_steps": trained.result.steps,
-            "search_seconds": round(searched, 1),
-            "seconds": round(time.perf_counter() - began, 1),
+        report = measured(run.player, run.environment)
+        row = {**vars(done), "seed": seed, "before": first.summary.success.rate, "after": report.summary.success.rate}
+        row.pop("success")  # of the 20 tasks, a mere check
+        row |= {"comparison": dataclasses.asdict(compare(first, report)), "panel_seconds": time.perf_counter() - began}
+        rows.append(row)
+        print(line(row), flush=True)
+        record = {
+            "commit": git_commit(),
+            "torch": torch.__version__,
+            "cpus": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "overrides": list(overrides),
+            "search": dataclasses.asdict(config.search),
+            "expert_iteration": dataclasses.asdict(config.expert_iteration),
+            "sft": dataclasses.asdict(config.sft),
+            "rows": rows,
         }
+        (folder / "rounds.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def measured(player: Player, panel: Any) -> Report:
-    return evaluate(panel, lambda tasks: player.play(tasks, 0.0), "policy")
+def measured(player: Player, environment: Environment) -> Report:
+    return evaluate(make_panel(environment, "valid_unseen"), lambda chosen: player.play(chosen, 0.0), "policy")
+
+
+def merge(root: Path, target: str | None) -> None:
+    """All seeds' records as one, with the mean over seeds; refuses seeds that were run differently."""
+    files = sorted(root.glob("seed*/rounds.json"))
+    if not files:
+        raise SystemExit(f"--out: expected folders seed<n> with rounds.json, got none in {root}")
+    records = [json.loads(file.read_text()) for file in files]
+    rows = [row for record in records for row in record.pop("rows")]
+    if any(record != records[0] for record in records):
+        raise SystemExit(f"--merge: expected seeds of one commit, machine and config in {root}, got several")
+    last = [row for row in rows if row["number"] == records[0]["expert_iteration"]["rounds"]]
+    differences = [row["comparison"]["difference"] for row in last]
+    panel = last[0]["comparison"]["tasks"]
+    record = {
+        "command": f"python -m benchmarks.bench_expert_iteration --seeds {' '.join(str(row['seed']) for row in last)} "
+        f"--out FOLDER --panel {panel}" + "".join(f" {word}" for word in records[0]["overrides"]),
+        **records[0],
+        "mean_difference": statistics.mean(differences),
+        "rows": rows,
+    }
+    for row in rows:
+        print(line(row))
+    print(f"mean difference after the last round: {100 * record['mean_difference']:+.1f} points over {len(last)} seeds")
+    if target:
+        Path(target).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row of the table in Markdown."""
+    found = row["comparison"]
+    points = " ".join(f"{100 * found[name]:+.1f}" for name in ("difference", "low", "high"))
+    rates = f"{100 * row['before']:.1f} | {100 * row['after']:.1f}"
+    times = f"{row['search_seconds']:.0f} | {row['seconds']:.0f}"
+    solved = f"{row['solved']}/{row['tasks']} | {row['rows']}"
+    return f"| {row['seed']} | {row['number']} | {solved} | {rates} | {points} | {found['p_value']:.2g} | {times} |"
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _EXPORTS = {
     "Config": "manus_fast.run_config",
+    "ExpertIteration": "manus_fast.expert_iteration",
     "FineTune": "manus_fast.finetune",
     "Panel": "manus_fast.evaluate",
     "Player": "manus_fast.player",

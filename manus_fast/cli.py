@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from manus_fast import __version__
-from manus_fast.commands import data, env, machine, measure, models, play, search, serve, train
+from manus_fast.commands import data, env, expert, machine, measure, models, play, search, serve, train
 from manus_fast.errors import DONE, OURS, USERS, is_users_mistake, sentence, write_log
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ _PASS_ON = {"ignore_unknown_options": True, "help_option_names": []}
 app.command()(train.sft)
 app.command()(train.ppo)
 app.command()(search.search)
+app.command("expert-iteration")(expert.expert_iteration)
 app.command("eval")(measure.evaluate)
 app.command()(measure.compare)
 app.command(context_settings=_PASS_ON)(measure.bench)

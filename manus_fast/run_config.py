@@ -12,6 +12,7 @@ from manus_fast.config import load_config, read_values
 from manus_fast.envs.config import EnvironmentConfig
 from manus_fast.learn.backend import BackendConfig
 from manus_fast.learn.curriculum import CurriculumConfig
+from manus_fast.learn.expert_iteration import ExpertIterationConfig
 from manus_fast.learn.losses import PPOConfig
 from manus_fast.learn.presets import group_size, preset
 from manus_fast.learn.schedules import Schedule, schedule
@@ -172,6 +173,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
+    expert_iteration: ExpertIterationConfig = field(default_factory=ExpertIterationConfig)
 
     def __post_init__(self) -> None:
         if self.reward_fn is not None:

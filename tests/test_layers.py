@@ -22,7 +22,7 @@ LAYERS = [
     {"run_config"},
     {"player"},
     {"trainer", "finetune", "teacher", "serving"},
-    {"demo"},
+    {"demo", "expert_iteration"},
     {"info"},
     {"commands"},
     {"cli"},
