@@ -164,6 +164,8 @@ class Row:
     """Index of the episode in the list that the rows were built from."""
     terminated: bool = True
     """False when the row was cut by a limit: V after its last token may be bootstrapped."""
+    group: int = 0
+    """Of the episode: rows of one group are likely to begin alike."""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -203,11 +205,11 @@ def build_rows(trajectories: Sequence[Trajectory]) -> list[Row]:
             history = np.concatenate([turn.prompt_ids, turn.ids])
         for position, part in enumerate(parts):
             ended = trajectory.terminated if position == len(parts) - 1 else True
-            rows.append(_row(part, carried, index, ended))
+            rows.append(_row(part, carried, index, ended, trajectory.group))
     return rows
 
 
-def _row(part: list[tuple[int, Turn]], carried: dict[int, float], episode: int, terminated: bool) -> Row:
+def _row(part: list[tuple[int, Turn]], carried: dict[int, float], episode: int, terminated: bool, group: int) -> Row:
     last = part[-1][1]
     token_ids = np.concatenate([last.prompt_ids, last.ids]).astype(np.int64)
     length = len(token_ids)
@@ -219,6 +221,7 @@ def _row(part: list[tuple[int, Turn]], carried: dict[int, float], episode: int, 
         reward=np.zeros(length, np.float32),
         episode=episode,
         terminated=terminated,
+        group=group,
     )
     for number, turn in part:
         start, end = len(turn.prompt_ids), len(turn.prompt_ids) + len(turn.ids)

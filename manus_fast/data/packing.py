@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from manus_fast.agent.trajectory import Row
+from manus_fast.data.prefixes import prefix_nodes, tree_micro_batches
 
 
 @dataclass
@@ -49,6 +50,11 @@ class PackedRows:
     """int64 [M]: positions where `loss_mask` is True, found on the host so that a device is never waited for."""
     lengths: np.ndarray
     """int64 [R], on the host."""
+    node: np.ndarray | None = None
+    """int64 [N], on the host: the node of each token in the tree of common beginnings (data/prefixes.py); None where
+    each row is computed on its own."""
+    groups: np.ndarray | None = None
+    """int64 [R], on the host: rows of one group are likely to begin alike; None where it does not matter."""
     old_log_prob: torch.Tensor | None = None
     """float32 [N]: under the policy as it was when the update began."""
     ref_log_prob: torch.Tensor | None = None
@@ -106,7 +112,7 @@ class PackedRows:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         within = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
         source = np.repeat(starts[index], lengths) + within
-        tokens, picked = self._sent(source), self._sent(index)
+        tokens, picked = self.send(source), self.send(index)
         changed: dict[str, object] = {}
         for name in _TOKEN_FIELDS:
             value = getattr(self, name)
@@ -114,22 +120,32 @@ class PackedRows:
         for name in _ROW_FIELDS:
             value = getattr(self, name)
             changed[name] = None if value is None else value[picked]
-        mask = self._host_mask()[source]
-        changed["row"] = self._sent(np.repeat(np.arange(len(index)), lengths))
-        changed["cu_seqlens"] = self._sent(offsets.astype(np.int32))
-        changed["trainable"] = self._sent(np.flatnonzero(mask))
+        mask = self.host_mask()[source]
+        changed["row"] = self.send(np.repeat(np.arange(len(index)), lengths))
+        changed["cu_seqlens"] = self.send(offsets.astype(np.int32))
+        changed["trainable"] = self.send(np.flatnonzero(mask))
+        changed["node"] = None if self.node is None else self.node[source]
+        changed["groups"] = None if self.groups is None else self.groups[index]
         selected = replace(self, lengths=lengths, **changed)
         selected._mask = mask
         return selected
 
-    def _sent(self, array: np.ndarray) -> torch.Tensor:
+    def micro_batches(self, *, max_rows: int | None = None, max_tokens: int | None = None) -> list[np.ndarray]:
+        """Row numbers of each micro-batch within the limits: `micro_batches`, or for rows that share beginnings
+        `tree_micro_batches`."""
+        if self.node is None:
+            return micro_batches(self.lengths, max_rows=max_rows, max_tokens=max_tokens)
+        return tree_micro_batches(self.node, self.lengths, max_rows=max_rows, max_tokens=max_tokens)
+
+    def send(self, array: np.ndarray) -> torch.Tensor:
         """The array on this batch's device. Through pinned memory: a copy from elsewhere waits for queued kernels."""
         tensor = torch.from_numpy(array)
         return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
 
     _mask = None
 
-    def _host_mask(self) -> np.ndarray:
+    def host_mask(self) -> np.ndarray:
+        """`loss_mask` on the host: bool [N]."""
         if self._mask is None:
             self._mask = self.loss_mask.cpu().numpy()
         return self._mask
@@ -152,8 +168,11 @@ _TOKEN_FIELDS = (
 _ROW_FIELDS = ("episode", "terminated", "last_value")
 
 
-def pack(rows: Sequence[Row]) -> PackedRows:
+def pack(rows: Sequence[Row], share_prefixes: bool = False) -> PackedRows:
     """Lays rows end to end, in order, on the CPU.
+
+    Args:
+        share_prefixes: have common beginnings of rows computed once, and rows of a group kept in one mini-batch.
 
     Raises:
         ValueError: no rows, a row without tokens, arrays of unequal length, or a trainable first token (nothing
@@ -195,6 +214,8 @@ def pack(rows: Sequence[Row]) -> PackedRows:
         terminated=torch.tensor([row.terminated for row in rows], dtype=torch.bool),
         trainable=torch.from_numpy(np.flatnonzero(mask.numpy())),
         lengths=lengths,
+        node=prefix_nodes(rows) if share_prefixes else None,
+        groups=np.asarray([row.group for row in rows], np.int64) if share_prefixes else None,
     )
 
 

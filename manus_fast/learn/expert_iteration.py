@@ -55,13 +55,15 @@ def imitation_rows(rounds: Sequence[Sequence[Trajectory]]) -> list[Row]:
     """Rows of all rounds' episodes, every turn of a tree trained on once.
 
     Node ids tell the turns of one round apart; those of two rounds have nothing to do with each other, though the
-    numbers are the same. `Row.episode` counts through.
+    numbers are the same. `Row.episode` and `Row.group` count through.
     """
     rows: list[Row] = []
-    before = 0
+    before = groups = 0
     for episodes in rounds:
         for row in rows_once(episodes):
             row.episode += before
+            row.group += groups
             rows.append(row)
         before += len(episodes)
+        groups += 1 + max((episode.group for episode in episodes), default=-1)
     return rows

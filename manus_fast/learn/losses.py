@@ -90,6 +90,8 @@ class PPOConfig:
     """Rows an optimizer step, over all ranks."""
     max_tokens: int | None = None
     """Tokens a micro-batch may hold, besides the row limit."""
+    share_prefixes: bool = False
+    """Compute what rows of a mini-batch have in common once; rows of one group then stay together."""
     target_kl: float | None = None
     """Leave the rest of an update out once KL(old | policy) (k3, of a mini-batch) exceeds this."""
     max_grad_norm: float = 1.0

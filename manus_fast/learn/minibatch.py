@@ -8,17 +8,35 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from manus_fast.data.packing import PackedRows, micro_batches
+from manus_fast.data.packing import PackedRows
 from manus_fast.learn.backend import Backend
 from manus_fast.learn.guard import FiniteGuard
 from manus_fast.learn.policy import ScoreOutput
 
 
-def mini_batches(rows: int, size: int, *seed: int) -> list[np.ndarray]:
+def mini_batches(rows: int, size: int, *seed: int, groups: np.ndarray | None = None) -> list[np.ndarray]:
     """All of `rows` row numbers in an order fixed by `seed`, cut into mini-batches as near to `size` rows as equal
-    shares allow, so that no step is made of a few left-over rows."""
-    order = np.random.default_rng(list(seed)).permutation(rows)
-    return np.array_split(order, steps_per_epoch(rows, size))
+    shares allow, so that no step is made of a few left-over rows.
+
+    Args:
+        groups: int64 [rows]: rows of one group stay together, and cuts move to the nearest end of a group, save where
+            that would leave a mini-batch empty.
+    """
+    rng = np.random.default_rng(list(seed))
+    count = steps_per_epoch(rows, size)
+    if groups is None:
+        return np.array_split(rng.permutation(rows), count)
+    _, member = np.unique(groups, return_inverse=True)
+    place = rng.permutation(member.max() + 1)[member]
+    order = np.argsort(place, kind="stable")
+    ends = np.flatnonzero(np.diff(place[order])) + 1
+    cuts = [0]
+    for number in range(1, count):
+        even = round(number * rows / count)
+        near = int(ends[np.abs(ends - even).argmin()]) if len(ends) else even
+        latest = rows - (count - number)  # leaves a row for each mini-batch to come
+        cuts.append(near if cuts[-1] < near <= latest else min(max(even, cuts[-1] + 1), latest))
+    return [order[a:b] for a, b in zip(cuts, [*cuts[1:], rows], strict=True)]
 
 
 def steps_per_epoch(rows: int, size: int) -> int:
@@ -49,7 +67,7 @@ def accumulate(
         The statistics stacked, [micro-batches, …], and `FiniteGuard.flags` of each micro-batch.
     """
     stats, flags = [], []
-    packs = micro_batches(batch.lengths, max_rows=max_rows, max_tokens=max_tokens)
+    packs = batch.micro_batches(max_rows=max_rows, max_tokens=max_tokens)
     for number, rows in enumerate(packs):
         with contextlib.nullcontext() if number == len(packs) - 1 else backend.no_sync():
             part = batch.select(rows).to(backend.policy.device)

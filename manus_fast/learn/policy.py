@@ -21,9 +21,13 @@ import torch
 from torch import nn
 
 from manus_fast.agent.trajectory import Row
-from manus_fast.data.packing import PackedRows, micro_batches, pack
+from manus_fast.data.packing import PackedRows, pack
+from manus_fast.data.prefixes import PrefixTree
 from manus_fast.modeling import attention
-from manus_fast.modeling.attention import packed_hidden, use_packed_attention
+from manus_fast.modeling.attention import PackedRows as RowsPlan
+from manus_fast.modeling.attention import planned_hidden, use_packed_attention
+from manus_fast.modeling.flops import Work, forward_flops
+from manus_fast.modeling.tree_attention import TreePlan
 from manus_fast.ops import linear_logprob
 
 CRITICS = ("none", "shared", "separate")
@@ -85,6 +89,8 @@ class Policy(nn.Module):
             self.critic = copy.deepcopy(_base(model).base_model)
             self.critic.requires_grad_(True)
             use_packed_attention(self.critic)
+        self.work = Work()
+        """What rows that share beginnings took and saved; others are not counted."""
         self.gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             for trunk in (model, self.critic):
@@ -146,7 +152,7 @@ class Policy(nn.Module):
         values = torch.zeros_like(log_prob) if value else None
         last = torch.zeros(packed.rows, dtype=torch.float32, device=packed.device) if value else None
         starts = packed.cu_seqlens.cpu().numpy()
-        for index in micro_batches(packed.lengths, max_rows=max_rows, max_tokens=max_tokens):
+        for index in packed.micro_batches(max_rows=max_rows, max_tokens=max_tokens):
             part = self.score(
                 packed.select(index).to(self.device), entropy=entropy, value=value, temperature=temperature
             )
@@ -162,14 +168,27 @@ class Policy(nn.Module):
 
     def _score(self, packed: PackedRows, entropy: bool, value: bool, temperature: float) -> ScoreOutput:
         tokens, where = packed.tokens, packed.trainable
-        span = (packed.token_ids, packed.position_ids, packed.cu_seqlens, packed.max_length)
-        hidden = packed_hidden(self.model, *span)
-        before = hidden.index_select(0, where - 1)
+        if packed.node is None:
+            ids, positions, plan = packed.token_ids, packed.position_ids, RowsPlan(packed.cu_seqlens, packed.max_length)
+            predicts, target, again, ends = where - 1, where, None, packed.cu_seqlens[1:].long() - 1
+        else:
+            # Common beginnings once: results are spread to all rows that have them, gradients sum up on the way back.
+            tree = PrefixTree.of(packed)
+            self._note(packed, tree)
+            ids, positions, plan = tree.token_ids, tree.position_ids, TreePlan(tree.segments, tree.paths, packed.device)
+            predicts, target, again, ends = tree.before, tree.trained, tree.again, tree.ends
+
+        def spread(x: torch.Tensor) -> torch.Tensor:
+            return _spread(x if again is None else x[again], where, tokens)
+
+        hidden = planned_hidden(self.model, ids, positions, plan)
+        pick = _pick if packed.node is None else _pick_shared
+        before = pick(hidden, predicts)
         weight, bias, scale, softcap = lm_head(self.model)
         log_prob, entropies = linear_logprob(
             before.to(weight.dtype),
             weight,
-            packed.token_ids.index_select(0, where),
+            ids.index_select(0, target),
             temperature=temperature * scale,
             bias=bias,
             entropy=entropy,
@@ -177,16 +196,24 @@ class Policy(nn.Module):
         )
         values = last_value = None
         if value:
-            trunk = hidden if self.critic is None else packed_hidden(self.critic, *span)
-            before = before if self.critic is None else trunk.index_select(0, where - 1)
-            values = _spread(self.value_head(before.float()).squeeze(-1), where, tokens)
-            ends = packed.cu_seqlens[1:].long() - 1
+            trunk = hidden if self.critic is None else planned_hidden(self.critic, ids, positions, plan)
+            before = before if self.critic is None else pick(trunk, predicts)
+            values = spread(self.value_head(before.float()).squeeze(-1))
             last_value = self.value_head(trunk.index_select(0, ends).float()).squeeze(-1)
         return ScoreOutput(
-            log_prob=_spread(log_prob, where, tokens),
-            entropy=None if entropies is None else _spread(entropies, where, tokens),
+            log_prob=spread(log_prob),
+            entropy=None if entropies is None else spread(entropies),
             value=values,
             last_value=last_value,
+        )
+
+    def _note(self, packed: PackedRows, tree: PrefixTree) -> None:
+        model, pairs = _base(self.model), int((packed.lengths * (packed.lengths + 1) // 2).sum())
+        self.work.add(
+            rows_tokens=packed.tokens,
+            tokens=tree.tokens,
+            rows_flops=forward_flops(model, packed.tokens, pairs, packed.trainable_tokens),
+            flops=forward_flops(model, tree.tokens, tree.pairs, len(tree.trained)),
         )
 
     def value_of(self, max_tokens: int | None = None) -> Callable[[Sequence[Row]], np.ndarray]:
@@ -248,6 +275,16 @@ def lm_head(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None, float,
 
 def _base(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _pick(hidden: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Rows `where` of hidden [N, H], none of them twice."""
+    return hidden.index_select(0, where)
+
+
+def _pick_shared(hidden: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Rows `where` of hidden [N, H], some of them several times: indexing sums their gradients in a fixed order."""
+    return hidden[where]
 
 
 def _spread(values: torch.Tensor, where: torch.Tensor, length: int) -> torch.Tensor:

@@ -46,6 +46,8 @@ class SFTConfig:
     """Seconds of training (validation not counted) after which to stop; null: none."""
     max_tokens: int | None = None
     """Tokens a micro-batch may hold, besides the row limit."""
+    share_prefixes: bool = False
+    """Compute what rows of a mini-batch have in common once; rows of one group (tree, task) then stay together."""
     max_bad_steps: int = 3
     """Stop after this many optimizer steps in a row with a loss or gradient that is not finite."""
 
@@ -145,7 +147,7 @@ def train_sft(
     micro_rows = micro_batch_rows(
         config.batch_size, backend.world_size, gradient_accumulation_steps, key="sft.batch_size"
     )
-    packed = pack(kept)
+    packed = pack(kept, config.share_prefixes)
     state = state or SFTState()
     guard = FiniteGuard(config.max_bad_steps, dump_folder)
     if state.guard:
@@ -163,7 +165,7 @@ def train_sft(
             break
         started = time.perf_counter()
         epoch, at = divmod(state.step, per_epoch)
-        index = mini_batches(len(kept), config.batch_size, seed, epoch)[at]
+        index = mini_batches(len(kept), config.batch_size, seed, epoch, groups=packed.groups)[at]
         stats = _step(backend, packed, index, config, guard, micro_rows, rate.at(state.step / total), state.step)
         state.step += 1
         state.guard = guard.state_dict()
@@ -215,6 +217,7 @@ def _step(
         "sft/learning_rate": learning_rate,
         "sft/tokens": float(batch.tokens),
         "sft/skipped_steps": float(guard.skipped),
+        **{f"sft/{name}": value for name, value in backend.policy.work.take().items()},
     }
 
 

@@ -156,7 +156,7 @@ class PolicyGradientUpdate:
         stats: dict[str, float] = {"update/rows": len(kept), "update/rows_without_targets": len(rows) - len(kept)}
         if not kept:
             return stats
-        packed = pack(kept).to(self.policy.device)
+        packed = pack(kept, self.config.share_prefixes).to(self.policy.device)
         kl_coef, ent_coef = self.kl.at(progress), self.config.ent_schedule.at(progress)
         stats |= self._score(packed)
         episodes, seen = self._reference_terms(packed, episodes, kl_coef)
@@ -174,6 +174,7 @@ class PolicyGradientUpdate:
             "update/learning_rate": learning_rate,
             "update/ent_coef": ent_coef,
             "update/kl_coef": kl_coef,
+            **{f"update/{name}": value for name, value in self.policy.work.take().items()},
         }
         return stats
 
@@ -240,7 +241,7 @@ class PolicyGradientUpdate:
         size = self.config.batch_size // self.backend.world_size
         skipped_before, stopped = self.guard.skipped, False
         for epoch in range(self.config.epochs):
-            for index in mini_batches(packed.rows, size, self.seed, iteration, epoch):
+            for index in mini_batches(packed.rows, size, self.seed, iteration, epoch, groups=packed.groups):
                 batch = packed.select(index)
                 denominator = self.backend.sum(denominator_of(batch, config))
 

@@ -4,6 +4,7 @@
 to the forward call. The decoder itself then sees one sequence of N tokens, so its linear layers run on flat tokens:
 
 - `PackedRows`: training rows laid end to end. Rows never see each other and each is causal.
+- `TreePlan` (tree_attention.py): the same rows with every common beginning once.
 - `SlotPlan` (slot_cache.py): new tokens of many episodes, each against the cached keys and values of its slot.
 
 No [N, N] mask exists on any path: the name is not in transformers' mask interface, which makes the model skip masks.
@@ -145,6 +146,13 @@ def packed_hidden(
     Returns:
         [N, H] in the model's dtype, differentiable; works under gradient checkpointing.
     """
+    return planned_hidden(model, input_ids, position_ids, PackedRows(cu_seqlens, max_length))
+
+
+def planned_hidden(
+    model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor, plan: AttentionPlan
+) -> torch.Tensor:
+    """`packed_hidden` under any plan: hidden states [N, H] of the tokens `input_ids`, int64 [N]."""
     if input_ids.dim() != 1 or position_ids.shape != input_ids.shape:
         raise ValueError(
             f"input_ids, position_ids: expected one shape [N], got {list(input_ids.shape)} and "
@@ -155,7 +163,7 @@ def packed_hidden(
         input_ids=input_ids.unsqueeze(0),
         position_ids=position_ids.unsqueeze(0),
         use_cache=False,
-        attention_plan=PackedRows(cu_seqlens, max_length),
+        attention_plan=plan,
     )
     return output.last_hidden_state[0]
 
@@ -174,19 +182,8 @@ class PackedRows:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
     ) -> torch.Tensor:
         if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-            # (-1, 0): everything to the left, nothing to the right, i.e. causal.
-            return varlen_attn(
-                query[0].transpose(0, 1),
-                key[0].transpose(0, 1),
-                value[0].transpose(0, 1),
-                self.cu_seqlens,
-                self.cu_seqlens,
-                self.max_length,
-                self.max_length,
-                scale=scale,
-                window_size=(-1, 0),
-                **(_GROUPED if query.shape[1] != key.shape[1] else {}),
-            )
+            spans, longest = (self.cu_seqlens, self.cu_seqlens), self.max_length
+            return varlen_causal(query, key, value, *spans, longest, longest, scale)
         if self._lengths is None:  # once per forward: on CUDA this waits for the device
             self._lengths = [n for n in self.cu_seqlens.diff().tolist() if n]
             if sum(self._lengths) != query.shape[2]:
@@ -198,6 +195,33 @@ class PackedRows:
             for q, k, v in zip(*(x.split(self._lengths, dim=2) for x in (query, key, value)), strict=True)
         ]
         return torch.cat(rows, dim=2)[0].transpose(0, 1)
+
+
+def varlen_causal(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_queries: torch.Tensor,
+    cu_keys: torch.Tensor,
+    longest_query: int,
+    longest_key: int,
+    scale: float | None,
+) -> torch.Tensor:
+    """torch's kernel for sequences laid end to end, in half precision on a GPU: query [1, Hq, N, D], key and value
+    [1, Hkv, M, D], cu_queries and cu_keys int32 [R+1] -> [N, Hq, D]. Causal, a sequence's last query over its last key.
+    """
+    return varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        cu_queries,
+        cu_keys,
+        longest_query,
+        longest_key,
+        scale=scale,
+        window_size=(-1, 0),  # everything to the left, nothing to the right
+        **(_GROUPED if query.shape[1] != key.shape[1] else {}),
+    )
 
 
 def _unwrap(model: Any) -> PreTrainedModel:
