@@ -196,9 +196,13 @@ class ExpertIteration:
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(self._first[name])
         training = dataclasses.replace(self.config.training, output_dir=str(folder), use_wandb=False)
+        sft = self.config.sft
+        if len(rows) < sft.batch_size:  # how many there will be is not known beforehand
+            sft = dataclasses.replace(sft, batch_size=len(rows))
+            training.gradient_accumulation_steps = 1
         # No expert plays here, so no demonstrations are asked of the split.
         data = dataclasses.replace(self.config.data, demonstrations=1)
-        own = dataclasses.replace(self.config, training=training, data=data)
+        own = dataclasses.replace(self.config, training=training, data=data, sft=sft)
         tune = FineTune(own, self.model, self.tokenizer, self.environment)
         tuned = tune.run(rows)
         self.player, self.report = tune.player, tuned.report

@@ -1,15 +1,24 @@
 """What a tree teaches and how it is drawn, on the vault of test_search_strategies."""
 
+import copy
 import json
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
-from test_search_strategies import Dice, search
+import torch
+from test_search_strategies import TOKENIZER, Dice, search
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from manus_fast.agent.trajectory import build_rows
+from manus_fast.data.packing import pack
+from manus_fast.learn.advantages import Episodes, estimate
+from manus_fast.learn.backend import BackendConfig, make_backend
+from manus_fast.learn.losses import PPOConfig
+from manus_fast.learn.policy import Policy
+from manus_fast.learn.update import PolicyGradientUpdate
 from manus_fast.search.draw import draw
-from manus_fast.search.targets import outcomes, preference_pairs, rows_once, sibling_groups
+from manus_fast.search.targets import outcomes, preference_pairs, rows_once, sibling_episodes, sibling_groups
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +59,40 @@ def test_siblings_share_their_prompt_and_pairs_prefer_what_led_to_the_solution(t
     with pytest.raises(ValueError, match="margin, per_node"):
         preference_pairs(tree, "", margin=-1)
     json.dumps(pairs)
+
+
+def test_sibling_groups_are_a_collection_for_the_policy_gradient(tree):
+    """One group a node, GRPO's advantages by hand; computed as a tree it is the same step for fewer operations."""
+    episodes = sibling_episodes([tree, tree])
+    assert [e.group for e in episodes] == [n for n in range(6) for _ in range(2)]
+    assert [e.member for e in episodes] == [0, 1] * 6
+    rows = build_rows(episodes)
+    root = [(e.turns[0].action, e.reward) for e in episodes[:2]]
+    assert sorted(root) == [("turn left", pytest.approx(-0.015)), ("turn right", pytest.approx(0.985))]
+    for episode, row in zip(episodes, rows, strict=True):
+        (turn,) = episode.turns
+        assert row.loss_mask.sum() == len(turn.ids) and row.loss_mask[len(turn.prompt_ids) :].all()
+        assert np.array_equal(row.log_prob[row.loss_mask], turn.log_probs)
+        assert row.reward[-1] == pytest.approx(episode.reward)
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENIZER), num_key_value_heads=1, **shape)).eval()
+    moved = []
+    for share in (False, True):
+        config = PPOConfig(advantage="grpo", batch_size=12, share_prefixes=share)
+        policy = Policy(copy.deepcopy(model))
+        packed = pack(rows, share)
+        advantage = estimate(packed, config, Episodes.of(episodes)).advantage
+        # Two of a group are one deviation of sqrt(1/2) apart; where both failed alike there is nothing to choose.
+        signs = {e.group: [] for e in episodes}
+        for number, episode in enumerate(episodes):
+            signs[episode.group].append(float(advantage[packed.row == number][-1]))
+        assert sorted(signs[0]) == pytest.approx([-(0.5**0.5), 0.5**0.5], rel=1e-4)
+        assert sum(values == [0.0, 0.0] for values in signs.values()) == 2
+        update = PolicyGradientUpdate(policy, make_backend(policy, BackendConfig(), config.optimizer()), config)
+        stats = update.run(rows, Episodes.of(episodes), iteration=0, progress=0.0, learning_rate=1e-3)
+        moved.append(torch.cat([p.detach().flatten() for p in policy.parameters()]))
+    assert torch.allclose(*moved, atol=2e-5) and stats["update/flops_ratio"] > 2
 
 
 def test_greedy_replies_are_no_samples():

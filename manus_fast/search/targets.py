@@ -6,6 +6,7 @@ samples and stay out of everything here that a policy gradient may use.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,33 @@ def sibling_groups(tree: Tree) -> list[list[Sibling]]:
         if len(group) > 1:
             groups.append(group)
     return groups
+
+
+def sibling_episodes(trees: Sequence[Tree]) -> list[Trajectory]:
+    """`sibling_groups` in the form that a policy-gradient update takes: an episode of one turn for every sibling, its
+    outcome as the reward, a group for every node.
+
+        update = PolicyGradientUpdate(policy, backend, PPOConfig(advantage="grpo", share_prefixes=True), …)
+        update.run(build_rows(episodes), Episodes.of(episodes), …)
+
+    A group has one prompt and one anchor, so GRPO compares actions in the very same situation, and with
+    `share_prefixes` what the nodes of a tree have in common is computed once. Replies with the same action count as
+    one, the first of them.
+    """
+    episodes: list[Trajectory] = []
+    groups = 0
+    for tree in trees:
+        for group in sibling_groups(tree):
+            for member, sibling in enumerate(group):
+                episode = tree.trajectory(sibling.proposal.child, member=member)
+                turn = dataclasses.replace(episode.turns[-1], reward=sibling.outcome, reward_parts={})
+                episodes.append(
+                    dataclasses.replace(
+                        episode, turns=[turn], group=groups, success=sibling.solved, terminated=True, truncated=False
+                    )
+                )
+            groups += 1
+    return episodes
 
 
 def preference_pairs(tree: Tree, system: str, *, margin: float = 0.0, per_node: int = 1) -> list[dict[str, Any]]:
