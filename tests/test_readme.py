@@ -43,8 +43,8 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
 
 def test_the_commands_that_it_names_exist(capsys):
     assert cli.main(["--help"]) == 0
-    known = set(re.findall(r"│ (\w+) ", capsys.readouterr().out))
-    named = set(re.findall(r"manus-fast (\w+)", README))
+    known = set(re.findall(r"│ ([\w-]+) ", capsys.readouterr().out))
+    named = set(re.findall(r"manus-fast (\w[\w-]*)", README))
     assert named and named <= known
 
 
