@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", default="runs/bench_expert", help="a folder seed<n> is made in it")
+    parser.add_argument("--name", default="run", help="of the rounds' folder and record, to tell variants apart")
     parser.add_argument("--start", action="store_true", help="make the imitating policies that the rounds begin with")
     parser.add_argument("--sft_seconds", type=float, default=240.0, help="of imitation at most, with --start")
     parser.add_argument("--merge", action="store_true", help="gather the seeds' records")
@@ -49,14 +50,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     prepare()
     root = Path(arguments.out)
     if arguments.merge:
-        merge(root, arguments.json)
+        merge(root, arguments.name, arguments.json)
         return
     for seed in arguments.seeds:
         folder = root / f"seed{seed}"
         if arguments.start:
             start(folder, seed, arguments.sft_seconds, arguments.overrides)
         else:
-            rounds(folder, seed, arguments.panel, arguments.overrides)
+            rounds(folder, arguments.name, seed, arguments.panel, arguments.overrides)
 
 
 def start(folder: Path, seed: int, seconds: float, overrides: Sequence[str]) -> None:
@@ -71,9 +72,9 @@ def start(folder: Path, seed: int, seconds: float, overrides: Sequence[str]) -> 
     print(f"seed {seed}: {tuned.result.steps} steps, {time.perf_counter() - began:.0f} s, valid_seen {rate:.3f}")
 
 
-def rounds(folder: Path, seed: int, tasks: int, overrides: Sequence[str]) -> None:
-    """Runs the rounds and writes `folder`/rounds.json."""
-    own = [f"training.seed={seed}", f"training.output_dir={folder / 'run'}", f"model.path={folder / 'sft' / 'model'}"]
+def rounds(folder: Path, name: str, seed: int, tasks: int, overrides: Sequence[str]) -> None:
+    """Runs the rounds and writes `folder`/`name`.json."""
+    own = [f"training.seed={seed}", f"training.output_dir={folder / name}", f"model.path={folder / 'sft' / 'model'}"]
     sizes = [f"environment.options.num_valid_unseen={tasks}", "evaluation.tasks=20", "training.save_strategy=no"]
     config = Config.load(find_config(None, "expert_household"), [*own, *sizes, *overrides])
     run = ExpertIteration(config)
@@ -94,23 +95,24 @@ def rounds(folder: Path, seed: int, tasks: int, overrides: Sequence[str]) -> Non
             "cpus": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "overrides": list(overrides),
+            "environment": dataclasses.asdict(config.environment),
             "search": dataclasses.asdict(config.search),
             "expert_iteration": dataclasses.asdict(config.expert_iteration),
             "sft": dataclasses.asdict(config.sft),
             "rows": rows,
         }
-        (folder / "rounds.json").write_text(json.dumps(record, indent=1) + "\n")
+        (folder / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def measured(player: Player, environment: Environment) -> Report:
     return evaluate(make_panel(environment, "valid_unseen"), lambda chosen: player.play(chosen, 0.0), "policy")
 
 
-def merge(root: Path, target: str | None) -> None:
+def merge(root: Path, name: str, target: str | None) -> None:
     """All seeds' records as one, with the mean over seeds; refuses seeds that were run differently."""
-    files = sorted(root.glob("seed*/rounds.json"))
+    files = sorted(root.glob(f"seed*/{name}.json"))
     if not files:
-        raise SystemExit(f"--out: expected folders seed<n> with rounds.json, got none in {root}")
+        raise SystemExit(f"--out: expected folders seed<n> with {name}.json, got none in {root}")
     records = [json.loads(file.read_text()) for file in files]
     rows = [row for record in records for row in record.pop("rows")]
     if any(record != records[0] for record in records):
