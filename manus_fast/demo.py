@@ -46,14 +46,15 @@ def run(
     """Trains and measures; everything is written under `folder`.
 
     Args:
-        config_file: a YAML of this schema (configs/demo_household.yaml).
+        config_file: a YAML of this schema (configs/demo_household.yaml, configs/demo_webshop.yaml).
         folder: made when missing; an earlier demo in it is replaced.
         seed: of the initial weights, the demonstrations, and all sampling.
         control: add a policy that goes on with SFT for as long as PPO took.
         overrides: dotted overrides of the config.
 
     Returns:
-        The stages "SFT", "PPO" and, with control, "SFT continued", each measured on all of valid_unseen.
+        The stages "SFT", "PPO" and, with control, "SFT continued", each measured on all of the environment's last
+        split (household: valid_unseen, webshop: test).
     """
     root = prepare_folder(folder)
     for name in ("untrained", "sft", "ppo", "control"):
@@ -92,11 +93,12 @@ def run(
 
 
 def measured(config: Config, model: Path, environment: Environment) -> Report:
-    """A model's report on every task of valid_unseen, played at the config's evaluation temperature."""
+    """A model's report on every task of the environment's last split, at the config's evaluation temperature."""
     net, tokenizer = load_model(model)
     player = Player(config, net, tokenizer, environment)
-    panel = make_panel(environment, "valid_unseen")
+    panel = make_panel(environment, environment.splits[-1])
     report = evaluate(panel, lambda tasks: player.play(tasks, config.evaluation.temperature), model.parent.name)
+    report.settings = {"temperature": config.evaluation.temperature, **getattr(environment, "settings", {})}
     report.save(model.parent / "eval_unseen.json")
     return report
 
@@ -114,7 +116,8 @@ def make_small_policy(config: Config, environment: Environment, folder: str | Pa
     instructions = config.agent.instructions
     texts = [protocol.system_prompt(environment.instructions if instructions is None else instructions)]
     texts.append("Nothing happens.")
-    tasks = training_tasks(environment.tasks("train"), 4000, seed=0)
+    split = environment.tasks("train")
+    tasks = training_tasks(split, min(4000, len(split)), seed=0)
     for episode in demonstrate(environment, tasks, [0] * len(tasks), config.data.expert):
         for step in episode.steps:
             texts += (step.observation, protocol.render(step.thought, step.action))

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -123,6 +123,36 @@ def test_own_score():
     panel = make_panel(World(), "valid")
     result = evaluate(panel, lambda tasks: [episode(t, False) for t in tasks], "m", score=lambda t: 0.25)
     assert result.summary.score == 0.25 and result.summary.success.rate == 0
+
+
+def scored(model, scores):
+    """A report of episodes that have the environment's own scores."""
+
+    def play(tasks):
+        return [replace(episode(t, s == 1.0), score=s) for t, s in zip(tasks, scores, strict=True)]
+
+    return evaluate(make_panel(World(), "valid"), play, model)
+
+
+def test_the_environments_own_score_is_reported_beside_success():
+    result = scored("m", [1.0, 0.75, 0.5, 0.25, 0.0] * 2)
+    assert result.summary.score == pytest.approx(0.5) and result.summary.success.rate == 0.2
+    assert [record.score for record in result.tasks[:5]] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert report("m", {"t1"}).summary.score == 0.1  # without one it is success
+
+
+def test_scores_are_compared_task_by_task():
+    a, b = scored("a", [0.0, 0.5] * 5), scored("b", [0.5, 1.0] * 5)
+    score = compare(a, b).score
+    # Every task rises by exactly a half, so that no resampling changes the difference.
+    assert (score.a, score.b, score.difference, score.low, score.high) == pytest.approx((0.25, 0.75, 0.5, 0.5, 0.5))
+    plain = compare(report("a", {"t0"}), report("b", {"t0", "t1", "t2"}))
+    assert (plain.score.a, plain.score.b) == (plain.rate_a, plain.rate_b)
+    assert (plain.score.low, plain.score.high) == pytest.approx((plain.low, plain.high))
+    rises = np.array([0.5, 0.25, -0.25, 0.0, 0.25] * 2)
+    result = compare(scored("a", [0.5] * 10), scored("b", list(0.5 + rises)), samples=100_000).score
+    means = np.random.default_rng(1).choice(rises, size=(100_000, 10)).mean(1)
+    assert (result.low, result.high) == pytest.approx(tuple(np.quantile(means, [0.025, 0.975])), abs=0.026)
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,7 @@ def test_the_record_comes_back_and_has_the_contract_keys():
     )
     record = json.loads(json.dumps(t.to_json(), allow_nan=False))
     assert set(record) == {
-        *("schema", "id", "env", "task", "task_type", "split", "seed", "group", "member", "valid", "success"),
+        *("schema", "id", "env", "task", "task_type", "split", "seed", "group", "member", "valid", "success", "score"),
         *("reward", "reward_parts", "terminated", "truncated", "error", "final_observation", "turns"),
     }
     assert record["schema"] == SCHEMA and record["reward"] == 0.5 and record["valid"] is True

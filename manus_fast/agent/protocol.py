@@ -36,6 +36,8 @@ class _Style:
     template: str
     thought: re.Pattern[str] | None
     action: re.Pattern[str]
+    marks: tuple[str, ...]
+    """What the patterns look for: text without any of them cannot be taken for a thought or an action."""
 
 
 # An action is one non-empty line. `complete` in the last match means that nothing but white space follows it.
@@ -44,13 +46,20 @@ _STYLES = {
         "Think: {thought}\nAct: {action}",
         re.compile(r"Think:[ \t]*(.*?)\s*(?=(?:^|\n|\s)(?:Act|Action):)", re.DOTALL),
         re.compile(r"(?:^|\s)(?:Act|Action):[ \t]*(\S[^\n]*?)[ \t]*(?=\n|$)"),
+        ("Think:", "Act:", "Action:"),
     ),
     "tags": _Style(
         "<think>{thought}</think><act>{action}</act>",
         re.compile(r"<think>\s*(.*?)\s*</think>", re.DOTALL),
         re.compile(r"<(?:act|action)>\s*(\S[^\n]*?)\s*</(?:act|action)>", re.DOTALL),
+        ("<",),
     ),
-    "act": _Style("Act: {action}", None, re.compile(r"(?:^|\s)(?:Act|Action):[ \t]*(\S[^\n]*?)[ \t]*(?=\n|$)")),
+    "act": _Style(
+        "Act: {action}",
+        None,
+        re.compile(r"(?:^|\s)(?:Act|Action):[ \t]*(\S[^\n]*?)[ \t]*(?=\n|$)"),
+        ("Act:", "Action:"),
+    ),
 }
 
 
@@ -89,6 +98,14 @@ class Protocol:
             if "\n" in value:
                 raise ValueError(f"{name}: expected one line, got {value!r}")
         return self._style.template.format(thought=thought, action=action)
+
+    def reads_back(self, thought: str, action: str) -> bool:
+        """Whether `parse(render(thought, action))` has this very action. Both are stripped lines."""
+        # Text without a mark reads back by the form itself; only a quoted mark needs the parser.
+        for mark in self._style.marks:
+            if mark in thought or mark in action:
+                return self.parse(self.render(thought, action)).action == action
+        return True
 
     def parse(self, text: str) -> Parsed:
         """Reads a reply: the last complete action block that follows a thought.

@@ -73,6 +73,8 @@ class Trajectory:
     member: int
     turns: list[Turn] = field(default_factory=list)
     success: bool = False
+    score: float | None = None
+    """What the environment itself gives the episode as it stands; None: it knows success alone."""
     terminated: bool = False
     truncated: bool = False
     error: str | None = None
@@ -120,6 +122,7 @@ class Trajectory:
             "member": self.member,
             "valid": self.valid,
             "success": self.success,
+            "score": self.score,
             "reward": None if self.error is not None else self.reward,
             "reward_parts": self.reward_parts,
             "terminated": self.terminated,

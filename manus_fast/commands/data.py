@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -68,15 +69,25 @@ def show(
 
 
 @app.command()
-def stats(name: Name) -> None:
-    """Counts conversations, turns, lengths, sources and domains, and the rows that were skipped."""
+def stats(
+    name: Name,
+    plot: Annotated[str | None, typer.Option("--plot", help="SVG file for a picture of the figures.")] = None,
+) -> None:
+    """Counts conversations, turns, lengths, forms of action, sources and domains, and the rows that were skipped."""
     from manus_fast.agent.protocol import Protocol
-    from manus_fast.data.build import statistics
     from manus_fast.data.load import load_conversations
+    from manus_fast.data.statistics import Statistics
 
-    dropped: Counter[str] = Counter()
-    items = list(load_conversations(name, dropped, Protocol()))
-    typer.echo(json.dumps({**statistics(items), "dropped": dict(sorted(dropped.items()))}, indent=2))
+    if plot is not None and (not plot.endswith(".svg") or not Path(plot).resolve().parent.is_dir()):
+        raise UserError(f"--plot: expected an .svg file in a folder that exists, got {plot!r}")
+    statistics = Statistics(Protocol())
+    statistics.take(load_conversations(name, statistics.dropped))
+    if plot is not None:
+        try:
+            Path(plot).write_text(statistics.plot(name), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--plot: expected a file that can be written, got {plot!r} ({error.strerror})") from error
+    typer.echo(json.dumps(statistics.to_json(), indent=2))
 
 
 def _source(word: str) -> tuple[str, float]:

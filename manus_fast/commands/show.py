@@ -26,6 +26,8 @@ def report(report: Report) -> None:
     for kind, rate in summary.per_type.items():
         table.add_row(f"  {kind}", _percent(rate))
     solved = f" (solved tasks {summary.mean_steps_success:.1f})" if summary.success.k else ""
+    if any(record.score not in (None, float(bool(record.success))) for record in report.tasks):
+        table.add_row("score", f"{summary.score:.4f} (mean, of 1)")
     table.add_row("steps", f"{summary.mean_steps:.1f}{solved}")
     table.add_row("valid actions", f"{100 * summary.valid_action_rate:.1f} %")
     table.add_row("format", f"{100 * summary.format_rate:.1f} %")
@@ -45,6 +47,10 @@ def comparison(result: Comparison) -> None:
     table.add_row("success", f"{100 * result.rate_b:.1f} % against {100 * result.rate_a:.1f} %")
     points = [f"{100 * value:+.1f}" for value in (result.difference, result.low, result.high)]
     table.add_row("difference", f"{points[0]} points (95 % {points[1]} to {points[2]})")
+    score = result.score
+    if (score.a, score.b) != (result.rate_a, result.rate_b):
+        interval = f"{score.difference:+.4f} (95 % {score.low:+.4f} to {score.high:+.4f})"
+        table.add_row("score", f"{score.b:.4f} against {score.a:.4f}: {interval}")
     table.add_row(
         "solved by both, one, the other, none",
         f"{result.both}, {result.only_b}, {result.only_a}, {result.neither} (McNemar p = {result.p_value:.3g})",

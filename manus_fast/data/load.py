@@ -6,13 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from manus_fast.agent.protocol import Protocol
 from manus_fast.data.normalise import normalise
 from manus_fast.data.schema import Conversation, MalformedRow
 from manus_fast.data.sources import read_row
 
+_BOM = b"\xef\xbb\xbf"
 _SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
@@ -65,32 +66,49 @@ def _rows(name: str, split: str) -> Iterator[Any]:
             raise ValueError(
                 f"data.name: expected the package datasets for hub names (pip install manus-fast[data]), got {name!r}"
             ) from error
-        yield from load_dataset(name, split=split, streaming=True)
+        try:
+            yield from load_dataset(name, split=split, streaming=True)
+        except (OSError, ValueError) as error:
+            what = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ValueError(f"data.name: expected a file, a folder or a hub dataset, got {name!r} ({what})") from error
 
 
 def _file(path: Path) -> Iterator[Any]:
     if path.suffix == ".jsonl":
-        with path.open("rb") as file:
+        with _open(path) as file:
             for line in file:
                 if line.strip():
                     yield _parse(line)
     elif path.suffix == ".json":
-        value = _parse(path.read_bytes())
+        with _open(path) as file:
+            value = _parse(file.read())
         yield from value if isinstance(value, list) else [value]
     elif path.suffix == ".parquet":
         try:
             import pyarrow.parquet as parquet
         except ImportError as error:
             raise ValueError(f"data.name: expected the package pyarrow for parquet, got {str(path)!r}") from error
-        for batch in parquet.ParquetFile(path).iter_batches(1024):
-            yield from batch.to_pylist()
+        try:
+            for batch in parquet.ParquetFile(path).iter_batches(1024):
+                yield from batch.to_pylist()
+        except (OSError, ValueError) as error:  # pyarrow's errors are among them
+            raise ValueError(f"data.name: expected a parquet file, got {str(path)!r} ({error})") from error
     else:
         raise ValueError(f"data.name: expected a file named .jsonl, .json or .parquet, got {str(path)!r}")
 
 
+def _open(path: Path) -> IO[bytes]:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ValueError(
+            f"data.name: expected a file that can be read, got {str(path)!r} ({error.strerror})"
+        ) from error
+
+
 def _parse(raw: bytes) -> Any:
     try:
-        return json.loads(raw.decode("utf-8"))
+        return json.loads(raw.removeprefix(_BOM).decode("utf-8"))
     except UnicodeDecodeError:
         return MalformedRow("invalid UTF-8")
     except (ValueError, RecursionError):

@@ -9,8 +9,8 @@ from typing import Any
 from manus_fast.agent.protocol import Protocol
 from manus_fast.data.schema import Conversation, MalformedRow
 
-_THOUGHT = re.compile(r"^\s*(?:Think|Thought|THOUGHT)\s*:\s*")
-_ACTION = re.compile(r"(?:^|\n)\s*(?:Act|Action|ACTION)\s*:[ \t]*")
+_THOUGHT = re.compile(r"(?:Think|Thought|THOUGHT)\s*:\s*")
+_MARK = re.compile(r"(?:Act|Action|ACTION)\s*:[ \t]*")
 _INPUT = re.compile(r"\n\s*Action Input\s*:\s*")
 _FENCE = re.compile(r"```(\w*)[ \t]*\n(.*?)```", re.DOTALL)
 _TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
@@ -24,27 +24,41 @@ def read_reply(text: str) -> tuple[str, str]:
     Raises:
         MalformedRow: no action, a broken tool call, or an action of several lines.
     """
-    marks = list(_ACTION.finditer(text))
-    if marks:
-        thought, action = text[: marks[0].start()], text[marks[-1].end() :]
-        given = _INPUT.search(action)
+    return _read(text)[:2]
+
+
+def form_of(text: str) -> str:
+    """How a reply marks its action, in a few words; "none" where `read_reply` refuses it."""
+    try:
+        return _read(text)[2]
+    except MalformedRow:
+        return "none"
+
+
+def _read(text: str) -> tuple[str, str, str]:
+    """(thought, action, form)."""
+    start, end, mark = _marks(text)
+    if end >= 0:
+        thought, action = text[:start], text[end:]
+        given = _INPUT.search(action) if "Input" in action else None
         if given is not None:
-            return _line(thought), _one(f"{action[: given.start()].strip()} {_compact(action[given.end() :])}")
-        fence = _FENCE.search(action)
+            action = f"{action[: given.start()].strip()} {_compact(action[given.end() :])}"
+            return _line(thought), _one(action), "Action Input:"
+        fence = _FENCE.search(action) if "```" in action else None
         if fence is not None:
-            return _line(thought), _code(fence)
-        return _line(thought), _one(action)
-    call = _TOOL_CALL.search(text)
+            return _line(thought), _code(fence), "code block"
+        return _line(thought), _one(action), mark
+    call = _TOOL_CALL.search(text) if "<tool_call>" in text else None
     if call is not None:
-        return _line(text[: call.start()]), _call(_loads(call[1]))[1]
-    fence = _FENCE.search(text)
+        return _line(text[: call.start()]), _call(_loads(call[1]))[1], "JSON tool call"
+    fence = _FENCE.search(text) if "```" in text else None
     if fence is not None and fence[1].lower() != "json":
-        return _line(text[: fence.start()]), _code(fence)
+        return _line(text[: fence.start()]), _code(fence), "code block"
     body = fence[2] if fence is not None else text[text.find("{") :] if "{" in text else ""
     if body.strip().startswith("{"):
         inner, action = _call(_loads(body))
         before = text[: fence.start()] if fence is not None else text[: text.find("{")]
-        return _line(before) or inner, action
+        return _line(before) or inner, action, "JSON tool call"
     raise MalformedRow("no action")
 
 
@@ -54,25 +68,49 @@ def normalise(item: Conversation, protocol: Protocol) -> Conversation:
     for message in item.messages:
         if message["trainable"]:
             thought, action = read_reply(message["content"])
-            message = {**message, "content": protocol.render(thought, action)}
             # Whatever a thought quotes, the reply must read back as this very action.
-            if protocol.parse(message["content"]).action != action:
+            if not protocol.reads_back(thought, action):
                 raise MalformedRow("ambiguous action")
+            message = {"role": "assistant", "content": protocol.render(thought, action), "trainable": True}
         messages.append(message)
     return Conversation(item.id, item.source, item.domain, messages, item.task)
 
 
+def _marks(text: str) -> tuple[int, int, str]:
+    """(start of the first mark of an action, end of the last one, the last one); -1, -1, "" where no line begins with
+    one."""
+    # Plain searches find the few places where a mark may be: a pattern that begins with a line's start and white space
+    # would try every place, which takes longer than all the rest.
+    first = end = -1
+    last = ""
+    for word in ("Act", "ACT"):
+        at = text.find(word)
+        while at >= 0:
+            line = text.rfind("\n", 0, at) + 1
+            if at == line or text[line:at].isspace():
+                mark = _MARK.match(text, at)
+                if mark is not None:
+                    first = at if first < 0 else min(first, at)
+                    if mark.end() > end:
+                        end, last = mark.end(), "Act:" if text.startswith("Act:", at) else "Action:"
+            at = text.find(word, at + 3)
+    return first, end, last
+
+
 def _line(text: str) -> str:
-    return " ".join(_THOUGHT.sub("", text).split())
+    words = text.split()
+    if words and words[0][:1] in "T" and (mark := _THOUGHT.match(text := " ".join(words))) is not None:
+        return text[mark.end() :]
+    return " ".join(words)
 
 
 def _one(text: str) -> str:
-    action = text.strip()
-    if not action:
+    lines = text.strip().splitlines()
+    if not lines:
         raise MalformedRow("no action")
-    if len(action.splitlines()) > 1:
+    if len(lines) > 1:
         raise MalformedRow("action of several lines")
-    return action
+    return lines[0]
 
 
 def _code(fence: re.Match[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,14 @@ class Conversation:
         return dict(vars(self))
 
 
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a character, as JSON's \\u escapes can write it: no tokenizer, file or terminal takes it."""
+_ORDER = frozenset(
+    (("start", "system"), ("start", "user"), ("system", "user"), ("user", "assistant"), ("assistant", "user"))
+)
+"""Which role may follow which."""
+
+
 def domain_of(identifier: str, default: str = "other") -> str:
     """The domain that an id such as "webshop_12" or "babyai_3" names with its first word."""
     word = identifier.replace("-", "_").replace("/", "_").split("_")[0].lower()
@@ -79,34 +88,40 @@ def conversation(
         raise MalformedRow("another schema")
     role_key, content_key, loss_key = keys
     messages: list[dict[str, Any]] = []
-    previous = "start"
+    previous, trainable = "start", False
     for turn in turns:
-        if not isinstance(turn, dict) or role_key not in turn or content_key not in turn:
-            raise MalformedRow("another schema")
-        role, content = roles.get(turn[role_key]), turn[content_key]
+        try:
+            word, content = turn[role_key], turn[content_key]
+            role = roles.get(word)
+        except (KeyError, TypeError, IndexError) as error:  # a turn without the fields, that is no mapping, …
+            raise MalformedRow("another schema") from error
         if role is None:
             raise MalformedRow("unknown role")
         if content is None:
             raise MalformedRow("null content")
         if not isinstance(content, str):
             raise MalformedRow("content is not text")
-        if not content.strip():
+        if not content or content.isspace():
             raise MalformedRow("empty turn")
         if len(content) >= MAX_CONTENT:
             raise MalformedRow("message too long")
+        if not content.isascii() and _LONE_SURROGATE.search(content):
+            raise MalformedRow("invalid UTF-8")
         if role == previous == "assistant":
             raise MalformedRow("two assistants in a row")
-        expected = {"start": ("system", "user"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
-        if role not in expected[previous]:
+        if (previous, role) not in _ORDER:
             raise MalformedRow("wrong role order")
-        flag = turn.get(loss_key)
-        if role == "assistant" and not isinstance(flag, bool):
-            raise MalformedRow("missing flag")
-        messages.append({"role": role, "content": content, "trainable": role == "assistant" and flag})
+        flag = False
+        if role == "assistant":
+            flag = turn.get(loss_key)
+            if not isinstance(flag, bool):
+                raise MalformedRow("missing flag")
+            trainable = trainable or flag
+        messages.append({"role": role, "content": content, "trainable": flag})
         previous = role
-    if messages and messages[-1]["role"] == "user":
+    if previous == "user":
         messages.pop()
-    if not any(message["trainable"] for message in messages):
+    if not trainable:
         raise MalformedRow("nothing trainable")
     name = str(identifier)
     return Conversation(name, source, domain or domain_of(name), messages)

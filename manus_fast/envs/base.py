@@ -39,11 +39,17 @@ class StepResult:
     terminated: bool
     truncated: bool
     info: dict[str, Any]
-    """`admissible`: list[str] of valid actions (optional), `success`: bool, `error`: str (only on a failure)."""
+    """`admissible`: list[str] of valid actions (optional), `success`: bool, `score`: float (optional, where more than
+    success is told), `error`: str (only on a failure)."""
 
     @property
     def failed(self) -> bool:
         return "error" in self.info
+
+    @property
+    def score(self) -> float | None:
+        score = self.info.get("score")
+        return None if score is None else float(score)
 
 
 def failure(error: str) -> StepResult:

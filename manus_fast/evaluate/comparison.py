@@ -1,8 +1,9 @@
-"""Two models on one panel, task by task: the difference of their success rates and how sure it is."""
+"""Two models on one panel, task by task: the difference of their success rates and scores, and how sure it is."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,19 @@ class Comparison:
     """Exact two-sided McNemar test: the chance of so uneven a split of the tasks that only one model solves."""
     per_type: dict[str, tuple[int, float, float]]
     """Task type → (tasks, rate_a, rate_b)."""
+    score: Difference
+    """Of the environment's own scores; those of success where it has none."""
+
+
+@dataclass
+class Difference:
+    """Means of a figure over the common tasks, and the paired bootstrap 95 % interval of b - a."""
+
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
 
 
 def compare(a: Report, b: Report, samples: int = 10_000, seed: int = 0) -> Comparison:
@@ -64,7 +78,8 @@ def compare(a: Report, b: Report, samples: int = 10_000, seed: int = 0) -> Compa
     only_a, only_b = pairs.count((True, False)), pairs.count((False, True))
     both, neither = pairs.count((True, True)), pairs.count((False, False))
     n = len(pairs)
-    low, high = _bootstrap(only_a, only_b, n, samples, seed)
+    low, high = _bootstrap([y - x for x, y in pairs], samples, seed)
+    scores = [(float(first[task].score or 0.0), float(second[task].score or 0.0)) for task in common]
     per_type: dict[str, tuple[int, float, float]] = {}
     for kind in sorted({first[task].type for task in common}):
         chosen = [pair for task, pair in zip(common, pairs, strict=True) if first[task].type == kind]
@@ -86,6 +101,7 @@ def compare(a: Report, b: Report, samples: int = 10_000, seed: int = 0) -> Compa
         neither=neither,
         p_value=mcnemar(only_a, only_b),
         per_type=per_type,
+        score=_difference(scores, samples, seed),
     )
 
 
@@ -96,9 +112,16 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, tail / 2 ** (n - 1)) if n else 1.0
 
 
-def _bootstrap(only_a: int, only_b: int, n: int, samples: int, seed: int) -> tuple[float, float]:
-    # A task's difference is -1, 0 or 1, so that resampling n tasks is one draw of three counts.
-    shares = np.array([only_a, only_b, n - only_a - only_b], np.float64) / n
-    counts = np.random.default_rng(seed).multinomial(n, shares, size=samples)
-    low, high = np.quantile((counts[:, 1] - counts[:, 0]) / n, [0.025, 0.975])
+def _difference(pairs: Sequence[tuple[float, float]], samples: int, seed: int) -> Difference:
+    n = len(pairs)
+    a, b = math.fsum(x for x, _ in pairs) / n, math.fsum(y for _, y in pairs) / n
+    return Difference(a, b, b - a, *_bootstrap([y - x for x, y in pairs], samples, seed))
+
+
+def _bootstrap(differences: Sequence[float], samples: int, seed: int) -> tuple[float, float]:
+    # Few differences are distinct, so that resampling n tasks is one draw of how often each of them comes up.
+    values, counts = np.unique(np.asarray(differences, np.float64), return_counts=True)
+    n = len(differences)
+    drawn = np.random.default_rng(seed).multinomial(n, counts / n, size=samples)
+    low, high = np.quantile(drawn @ values / n, [0.025, 0.975])
     return float(low), float(high)

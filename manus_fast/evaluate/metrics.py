@@ -42,7 +42,8 @@ class TaskRecord:
     @classmethod
     def of(cls, task: Task, trajectory: Trajectory, score: Callable[[Trajectory], float] | None = None) -> TaskRecord:
         failed = trajectory.error is not None
-        points = None if failed else float(score(trajectory) if score else trajectory.success)
+        own = trajectory.success if trajectory.score is None else trajectory.score
+        points = None if failed else float(score(trajectory) if score else own)
         return cls(
             id=task.id,
             type=task.type,

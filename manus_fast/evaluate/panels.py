@@ -75,7 +75,7 @@ def evaluate(
         panel: the tasks.
         play: gets the panel's tasks and returns one trajectory for each, in any order.
         model: the name that stands in the report.
-        score: an environment's own score of an episode; None: 1 for success, else 0.
+        score: of an episode; None: the environment's own where it has one, else 1 for success and 0 without.
 
     Raises:
         RuntimeError: `play` left tasks out, or returned some twice.

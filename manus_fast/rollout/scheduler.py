@@ -307,7 +307,7 @@ class Rollout:
         turn.reward_parts = parts
         turn.reward = sum(parts.values())
         episode.progress = progress
-        episode.trajectory.success = success
+        episode.trajectory.success, episode.trajectory.score = success, result.score
         episode.invalid_run = 0 if turn.admissible else episode.invalid_run + 1
 
     def _ask(self, slot: int) -> None:

@@ -88,6 +88,7 @@ class Node:
     terminated: bool = False
     truncated: bool = False
     success: bool = False
+    score: float | None = None
     progress: float = 0.0
     """Share of the task's subgoals that are fulfilled here, where the environment tells it."""
     repeats: bool = False
@@ -283,6 +284,7 @@ class Tree:
             member=member,
             turns=turns,
             success=node.success,
+            score=node.score,
             terminated=node.terminated,
             truncated=not node.terminated,
             error=self.error or node.error,

@@ -50,7 +50,7 @@ class Growth:
             node.error = f"environment: {result.info['error']}"
             tree.failed += 1
             return node
-        node.success = bool(result.info.get("success", False))
+        node.success, node.score = bool(result.info.get("success", False)), result.score
         node.progress = float(result.info.get("progress", parent.progress))
         node.reward_parts = self._rewards(proposal, result.reward, node.success, node.progress - parent.progress)
         node.reward = sum(node.reward_parts.values())

@@ -80,8 +80,8 @@ class Page:
 class Pages:
     """Pages of a store in one mode. `page(state)` costs a look-up where that page is known."""
 
-    def __init__(self, store: Store, mode: str):
-        self.store, self.mode = store, mode
+    def __init__(self, store: Store, mode: str, per_page: int = PER_PAGE):
+        self.store, self.mode, self.per_page = store, mode, per_page
         self._rendered = lru_cache(1024)(self._render)
 
     def page(self, state: State) -> Page:
@@ -114,7 +114,7 @@ class Pages:
 
     def _render(self, key: tuple, visited: tuple[int, ...]) -> Page:
         state = State(0, *key, visited)
-        pieces, clicks = _pieces(state, self.store)
+        pieces, clicks = _pieces(state, self.store, self.per_page)
         before, after = _write(pieces, self.mode) if self.mode != "url" else ("", "")
         return Page(before, after, clicks, Commands(f"click[{value}]" for value in clicks))
 
@@ -141,7 +141,9 @@ def _click(state: State, kind: str, argument: str | int) -> State:
 _INSTRUCTION = ("instruction", "", "")
 
 
-def _pieces(state: State, store: Store) -> tuple[list[tuple[str, str, str]], dict[str, tuple[str, str | int]]]:
+def _pieces(
+    state: State, store: Store, per_page: int
+) -> tuple[list[tuple[str, str, str]], dict[str, tuple[str, str | int]]]:
     """A page's pieces in order, and what can be clicked on it."""
     if state.page == "done":
         return [("text", "Thank you for shopping with us!", "")], {}
@@ -157,7 +159,7 @@ def _pieces(state: State, store: Store) -> tuple[list[tuple[str, str, str]], dic
             clicks["< prev"] = ("turn", state.number - 1)
         pieces.append(("button", "Next >", ""))
         clicks["next >"] = ("turn", state.number + 1)
-        for row in rows[(state.number - 1) * PER_PAGE : state.number * PER_PAGE]:
+        for row in rows[(state.number - 1) * per_page : state.number * per_page]:
             item = store.product(row)
             pieces += [("seen" if row in state.visited else "product", item.asin, ""), ("text", item.title, "")]
             pieces.append(("text", price_text(item), ""))

@@ -27,9 +27,9 @@ Choose the options that are asked for before you click[buy now]."""
 class WebShopBatch:
     """`EnvBatch` over shoppers in one store."""
 
-    def __init__(self, shop: Store, slots: int, max_steps: int, mode: str, nouns: Callable[[str], Sequence[str]]):
+    def __init__(self, shop: Store, slots: int, max_steps: int, pages: Pages, nouns: Callable[[str], Sequence[str]]):
         self.slots = slots
-        self._shop, self._pages, self._max_steps, self._nouns = shop, Pages(shop, mode), max_steps, nouns
+        self._shop, self._pages, self._max_steps, self._nouns = shop, pages, max_steps, nouns
         self._states: dict[int, State] = {}
 
     def reset(
@@ -63,7 +63,7 @@ class WebShopBatch:
         found is the goal's, and why."""
         if kind not in (None, "planner"):
             raise ValueError(f"data.expert: expected planner, got {kind!r}")
-        moves = [_advise(self._shop, self._state(slot)) for slot in slots]
+        moves = [_advise(self._shop, self._state(slot), self._pages.per_page) for slot in slots]
         return [action for action, _ in moves], [thought for _, thought in moves]
 
     def clone(self, src: int, dst: int) -> None:
@@ -91,16 +91,16 @@ class WebShopBatch:
         return {"admissible": self._pages.page(state).commands, "success": score == 1.0, "score": score}
 
 
-def _advise(shop: Store, state: State) -> tuple[str, str]:
+def _advise(shop: Store, state: State, per_page: int) -> tuple[str, str]:
     goal, row = shop.goal(state.goal)
     if state.page == "search":
         words = " ".join([goal.query, *goal.attributes, *goal.options.values()])  # what the instruction says
         return f"search[{words.lower()}]", "search for what is wanted"
     if state.page == "results":
         found = shop.search(state.query)
-        if row in found[(state.number - 1) * PER_PAGE : state.number * PER_PAGE]:
+        if row in found[(state.number - 1) * per_page : state.number * per_page]:
             return f"click[{goal.asin.lower()}]", "this product fits"
-        later = row in found[state.number * PER_PAGE :]
+        later = row in found[state.number * per_page :]
         return ("click[next >]", "look further") if later else ("click[back to search]", "search again")
     if state.page == "sub":
         return "click[< prev]", "back to the product"
@@ -130,6 +130,7 @@ class WebShop:
     Options:
         max_steps: commands after which an episode is cut (15).
         mode: how pages read: html, text (the default), text_rich or url.
+        per_page: products on a page of results (10, as in the original).
         num_products, num_goals, seed: of the generated catalogue (5 040, 3 500, 0); with `data`, `num_products` takes
             the first ones of the file, and goals come as the file has them.
         data: a folder with items_shuffle*.json and items_ins*.json; null: the generated catalogue.
@@ -147,9 +148,9 @@ class WebShop:
     instructions = INSTRUCTIONS
 
     def __init__(
-        self, max_steps: int = 15, mode: str = "text", num_products: int | None = None, num_goals: int | None = None,
-        seed: int = 0, data: str | None = None, human_goals: bool = True, nouns: str = "auto", train_from: int = DEV,
-        backend: str = "native",
+        self, max_steps: int = 15, mode: str = "text", per_page: int = PER_PAGE, num_products: int | None = None,
+        num_goals: int | None = None, seed: int = 0, data: str | None = None, human_goals: bool = True,
+        nouns: str = "auto", train_from: int = DEV, backend: str = "native",
     ):  # fmt: skip
         if mode not in MODES:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
@@ -157,9 +158,11 @@ class WebShop:
             raise ValueError(f"backend: expected native or auto, got {backend!r}")
         if train_from not in (TEST, DEV):
             raise ValueError(f"train_from: expected {DEV} or {TEST}, got {train_from!r}")
-        for name, value, least in (("max_steps", max_steps, 1), ("num_products", num_products, 1),
-                                   ("num_goals", num_goals, DEV + 1)):  # fmt: skip
-            if (value is not None or name == "max_steps") and (not isinstance(value, int) or value < least):
+        for name, value, least in (("max_steps", max_steps, 1), ("per_page", per_page, 1),
+                                   ("num_products", num_products, 1), ("num_goals", num_goals, DEV + 1)):  # fmt: skip
+            if (value is not None or name in ("max_steps", "per_page")) and (
+                not isinstance(value, int) or value < least
+            ):
                 raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
         if data is not None and num_goals is not None:
             raise ValueError(f"num_goals: expected none beside data, whose files hold the goals, got {num_goals!r}")
@@ -168,8 +171,10 @@ class WebShop:
             self._open = partial(stores.generated, num_products or 5040, num_goals or 3500, seed)
         else:
             self._open = partial(stores.from_files, str(data), num_products, human_goals)
-        self.max_steps, self._mode, self._first = max_steps, mode, train_from
-        self.settings = {"nouns": tagged, "mode": mode, "max_steps": max_steps, "train_from": train_from}
+        self.max_steps, self._mode, self._per_page, self._first = max_steps, mode, per_page, train_from
+        self.settings = {
+            "nouns": tagged, "mode": mode, "per_page": per_page, "max_steps": max_steps, "train_from": train_from,
+        }  # fmt: skip
         """What results say about how they came about."""
 
     def tasks(self, split: str) -> list[Task]:
@@ -182,7 +187,8 @@ class WebShop:
         return [Task(f"webshop/{shop.name}/{n}", "buy", split, {"goal": n}) for n in numbers]
 
     def make_batch(self, slots: int) -> WebShopBatch:
-        return WebShopBatch(self._open(), slots, self.max_steps, self._mode, self._nouns)
+        shop = self._open()
+        return WebShopBatch(shop, slots, self.max_steps, Pages(shop, self._mode, self._per_page), self._nouns)
 
     def make_async(self, slots: int) -> InlineEnvs:
         return InlineEnvs(self.make_batch(slots))

@@ -1,0 +1,141 @@
+"""A small policy learns to shop: it imitates an expert, then PPO goes on from there, on WebShop's generated catalogue.
+
+    python -m benchmarks.bench_webshop_training --seeds 0 --out runs/webshop_training --cpus 0 1
+    python -m benchmarks.bench_webshop_training --collect runs/webshop_training --json webshop_training.json
+
+Every policy is measured on the 500 goals of the split test, greedily, each once: mean score and share of score 1. The
+difference of PPO and imitation is paired goal by goal (bootstrap, 95 %). With --control a third policy imitates on for
+as long as PPO took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from manus_fast.commands.common import find_config, prepare
+from manus_fast.demo import Stage, run
+from manus_fast.evaluate import Report, compare
+from manus_fast.versions import git_commit
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--out", default="runs/webshop_training", help="seedN/ and seedN.json are made in it")
+    parser.add_argument("--cpus", type=int, nargs="+", help="the cores to run on, as many threads as them")
+    parser.add_argument("--control", action="store_true", help="also imitate on for as long as PPO took")
+    parser.add_argument("--collect", metavar="OUT", help="train nothing: put the seeds in OUT together")
+    parser.add_argument("--json", help="with --collect: where the record goes")
+    parser.add_argument("overrides", nargs="*", default=[], help="of configs/demo_webshop.yaml, as KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    if arguments.collect:
+        record = collect(Path(arguments.collect))
+        show(record)
+        if arguments.json:
+            Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+        return
+    if arguments.cpus:
+        os.sched_setaffinity(0, arguments.cpus)
+        torch.set_num_threads(len(arguments.cpus))
+    prepare()
+    for seed in arguments.seeds:
+        row = train(seed, Path(arguments.out), arguments.control, arguments.overrides)
+        print(json.dumps(row), flush=True)
+
+
+def train(seed: int, out: Path, control: bool, overrides: Sequence[str]) -> dict[str, Any]:
+    """One seed's stages as a row, which is also written to `out`/seedN.json."""
+    began = time.monotonic()
+    config = find_config(None, "demo_webshop")
+    stages = run(config, out / f"seed{seed}", seed=seed, control=control, overrides=overrides)
+    sft, ppo, *others = stages
+    row: dict[str, Any] = {
+        "seed": seed,
+        "tasks": sft.report.summary.tasks,
+        "settings": sft.report.settings,
+        **{name: figures(stage) for name, stage in zip(("sft", "ppo", "control"), stages, strict=False)},
+        "ppo_minus_sft": difference(sft.report, ppo.report),
+        **({"ppo_minus_control": difference(others[0].report, ppo.report)} if others else {}),
+        "seconds": time.monotonic() - began,
+        "threads": torch.get_num_threads(),
+        "overrides": list(overrides),
+        "commit": git_commit(),
+        "torch": torch.__version__,
+    }
+    (out / f"seed{seed}.json").write_text(json.dumps(row, indent=1) + "\n")
+    return row
+
+
+def figures(stage: Stage) -> dict[str, float]:
+    summary = stage.report.summary
+    return {
+        "score": summary.score,
+        "success": summary.success.rate,
+        "steps": summary.mean_steps,
+        "valid_action_rate": summary.valid_action_rate,
+        "seconds": stage.seconds,
+    }
+
+
+def difference(a: Report, b: Report) -> dict[str, Any]:
+    """b - a with intervals, of score and of success."""
+    result = compare(a, b)
+    score = result.score
+    return {
+        "score": {"difference": score.difference, "low": score.low, "high": score.high},
+        "success": {"difference": result.difference, "low": result.low, "high": result.high},
+        "mcnemar_p": result.p_value,
+    }
+
+
+def collect(out: Path) -> dict[str, Any]:
+    """The seeds' rows and their means.
+
+    Raises:
+        SystemExit: no row there, or rows that were not made in one way.
+    """
+    rows = sorted((json.loads(file.read_text()) for file in out.glob("seed*.json")), key=lambda row: row["seed"])
+    if not rows:
+        sys.exit(f"--collect: expected seedN.json in {str(out)!r}, found none")
+    for name in ("overrides", "commit", "torch", "settings"):
+        if any(row[name] != rows[0][name] for row in rows):
+            sys.exit(f"--collect: expected one {name} for all seeds, got {[row[name] for row in rows]}")
+    stages = [name for name in ("sft", "ppo", "control") if all(name in row for row in rows)]
+    means = {
+        name: {figure: statistics.fmean(row[name][figure] for row in rows) for figure in ("score", "success")}
+        for name in stages
+    }
+    words = " ".join(["--seeds", *(str(row["seed"]) for row in rows), *rows[0]["overrides"]])
+    return {
+        "command": f"python -m benchmarks.bench_webshop_training {words}",
+        **{name: rows[0][name] for name in ("commit", "torch", "tasks", "settings", "threads")},
+        "rows": rows,
+        "mean": means,
+    }
+
+
+def show(record: dict[str, Any]) -> None:
+    print(f"{'seed':>6} {'SFT':>14} {'PPO':>14} {'score +':>26} {'success + (per cent)':>30}")
+    for row in record["rows"]:
+        cells = [f"{row[name]['score']:.3f} {100 * row[name]['success']:6.1f}%" for name in ("sft", "ppo")]
+        score, success = (row["ppo_minus_sft"][name] for name in ("score", "success"))
+        cells.append(f"{score['difference']:+.3f} ({score['low']:+.3f} to {score['high']:+.3f})")
+        points = [100 * success[name] for name in ("difference", "low", "high")]
+        cells.append(f"{points[0]:+.1f} ({points[1]:+.1f} to {points[2]:+.1f})")
+        print(f"{row['seed']:>6} {cells[0]:>14} {cells[1]:>14} {cells[2]:>26} {cells[3]:>30}")
+    for name, mean in record["mean"].items():
+        print(f"mean {name}: score {mean['score']:.3f}, success {100 * mean['success']:.1f} %")
+
+
+if __name__ == "__main__":
+    main()

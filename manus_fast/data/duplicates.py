@@ -1,0 +1,96 @@
+"""Near duplicates among texts: those whose sets of word 5-grams have a Jaccard similarity of at least a threshold.
+
+MinHash signatures (Broder, "On the resemblance and containment of documents", 1997) in bands find the few earlier texts
+that may be alike (Leskovec, Rajaraman, Ullman, "Mining of Massive Datasets", 3.4); those are compared exactly. So what
+is called a duplicate is one, and one in a thousand of those at the very threshold may be missed.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import defaultdict
+
+import numpy as np
+
+PERMUTATIONS = 128
+GRAM = 5
+_MISSED = 1e-3
+
+
+class NearDuplicates:
+    """Remembers texts, and tells which earlier one a text is like.
+
+    Args:
+        similarity: Jaccard similarity of word 5-grams from which two texts are duplicates, in (0, 1].
+    """
+
+    def __init__(self, similarity: float):
+        self.similarity = similarity
+        self._rows = rows_in_a_band(similarity)
+        rng = np.random.default_rng(0)
+        # Odd factors permute the 64-bit numbers; the upper half of the product is well mixed.
+        self._factors = rng.integers(0, 1 << 63, PERMUTATIONS, np.uint64) * np.uint64(2) + np.uint64(1)
+        self._shifts = rng.integers(0, 1 << 63, PERMUTATIONS, np.uint64)
+        self._words: dict[str, int] = {}
+        self._buckets: dict[bytes, list[int]] = defaultdict(list)
+        self._texts: list[tuple[str, np.ndarray]] = []
+
+    def add(self, name: str, text: str) -> str | None:
+        """The name of an earlier text that this one is like; None, and it is remembered, where there is none."""
+        grams = self.grams(text)
+        signature = self._signature(grams)
+        # The place of a band is part of its key.
+        keys = [bytes([place]) + band.tobytes() for place, band in enumerate(signature.reshape(-1, self._rows))]
+        looked_at: set[int] = set()
+        for key in keys:
+            for number in self._buckets.get(key, ()):
+                if number not in looked_at:
+                    looked_at.add(number)
+                    other, theirs = self._texts[number]
+                    if jaccard(grams, theirs) >= self.similarity:
+                        return other
+        for key in keys:
+            self._buckets[key].append(len(self._texts))
+        self._texts.append((name, grams))
+        return None
+
+    def grams(self, text: str) -> np.ndarray:
+        """uint64, rising, distinct: hashes of the text's word 5-grams; of all its words where it has fewer."""
+        known = self._words
+        words = re.findall(r"\w+", text.lower())
+        hashes = np.empty(len(words), np.uint64)
+        for i, word in enumerate(words):
+            value = known.get(word)
+            if value is None:
+                raw = word.encode("utf-8", "surrogatepass")
+                value = known[word] = zlib.crc32(raw) << 32 | zlib.adler32(raw)
+            hashes[i] = value
+        length = min(GRAM, len(words))
+        mixed = np.zeros(max(1, len(words) - GRAM + 1), np.uint64)
+        for start in range(length):
+            mixed = mixed * np.uint64(0x9E3779B97F4A7C15) + hashes[start : start + len(mixed)]
+        mixed ^= mixed >> np.uint64(29)
+        return np.unique(mixed * np.uint64(0xBF58476D1CE4E5B9))
+
+    def _signature(self, grams: np.ndarray) -> np.ndarray:
+        """uint32 `[PERMUTATIONS]`: each permutation's least hash."""
+        least = np.full(PERMUTATIONS, np.iinfo(np.uint64).max, np.uint64)
+        for start in range(0, len(grams), 1024):  # in parts that stay in the cache
+            part = grams[start : start + 1024, None] * self._factors + self._shifts
+            np.minimum(least, part.min(0), out=least)
+        return (least >> np.uint64(32)).astype(np.uint32)
+
+
+def jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    """Jaccard similarity of two sets as rising arrays."""
+    both = len(np.intersect1d(a, b, assume_unique=True))
+    return both / (len(a) + len(b) - both)
+
+
+def rows_in_a_band(similarity: float) -> int:
+    """The most rows a band can have so that texts at the threshold share a whole band but once in a thousand."""
+    for rows in (128, 64, 32, 16, 8, 4, 2):
+        if (1 - similarity**rows) ** (PERMUTATIONS // rows) <= _MISSED:
+            return rows
+    return 1

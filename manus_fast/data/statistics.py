@@ -1,0 +1,133 @@
+"""What a dataset holds, in figures and as a picture: turns, lengths, domains, sources, forms of action."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from manus_fast.agent.protocol import Protocol
+from manus_fast.data.normalise import form_of, normalise
+from manus_fast.data.schema import Conversation, MalformedRow
+
+
+class Statistics:
+    """Counts while conversations pass through: `for item in statistics.watch(items)`, or `statistics.take(items)`."""
+
+    def __init__(self, protocol: Protocol):
+        self._protocol = protocol
+        self.dropped: Counter[str] = Counter()
+        """Rows that the protocol cannot write, by reason; hand it to `load_conversations` to count the others too."""
+        self.turns: list[int] = []
+        self.characters: list[int] = []
+        self.replies = 0
+        self.forms: Counter[str] = Counter()
+        self.sources: Counter[str] = Counter()
+        self.domains: Counter[str] = Counter()
+
+    def watch(self, items: Iterable[Conversation]) -> Iterator[Conversation]:
+        """Counts the conversations, as their dataset has them, and yields them in the protocol's form."""
+        for raw in items:
+            forms = Counter(form_of(message["content"]) for message in raw.messages if message["trainable"])
+            try:
+                item = normalise(raw, self._protocol)
+            except MalformedRow as error:
+                self.dropped[error.reason] += 1
+                continue
+            self.forms += forms
+            self.replies += sum(forms.values())
+            self.turns.append(sum(message["role"] == "assistant" for message in item.messages))
+            self.characters.append(sum(len(message["content"]) for message in item.messages))
+            self.sources[item.source] += 1
+            self.domains[item.domain] += 1
+            yield item
+
+    def take(self, items: Iterable[Conversation]) -> Statistics:
+        for _ in self.watch(items):
+            pass
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "conversations": len(self.turns),
+            "trainable_replies": self.replies,
+            "turns": spread(self.turns),
+            "characters": spread(self.characters),
+            "formats": dict(self.forms.most_common()),
+            "sources": dict(self.sources.most_common()),
+            "domains": dict(self.domains.most_common()),
+            "dropped": dict(sorted(self.dropped.items())),
+        }
+
+    def plot(self, title: str) -> str:
+        """The figures as an SVG's text: two histograms, and bars of domains, sources, forms and reasons."""
+        panels = [
+            ("replies a conversation", histogram(self.turns)),
+            ("characters a conversation", histogram(self.characters)),
+            ("domains", dict(self.domains.most_common(_BARS))),
+            ("sources", dict(self.sources.most_common(_BARS))),
+            ("forms of action", dict(self.forms.most_common(_BARS))),
+            ("rows left out", dict(self.dropped.most_common(_BARS))),
+        ]
+        height = 64 + 3 * _PANEL
+        return "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}" viewBox="0 0 900 {height}" '
+                'font-family="sans-serif" font-size="11">',
+                '<rect width="100%" height="100%" fill="white"/>',
+                f'<text x="20" y="28" font-size="15" font-weight="bold">{escape(title)}</text>',
+                f'<text x="20" y="46" fill="#4b5563">{len(self.turns):,} conversations, {self.replies:,} trained '
+                "replies</text>",
+                *(
+                    _panel(name, bars, 20 + 440 * (i % 2), 70 + _PANEL * (i // 2))
+                    for i, (name, bars) in enumerate(panels)
+                ),
+                "</svg>",
+                "",
+            ]
+        )
+
+
+_BARS, _BINS = 10, 10
+_PANEL = 230
+
+
+def spread(values: Sequence[int]) -> dict[str, float]:
+    """Mean, least, median, 95th percentile (nearest rank below) and largest; empty for no values."""
+    if not values:
+        return {}
+    ranked = sorted(values)
+    at = {"min": 0, "median": len(ranked) // 2, "p95": int(0.95 * (len(ranked) - 1)), "max": len(ranked) - 1}
+    return {"mean": sum(ranked) / len(ranked), **{name: ranked[index] for name, index in at.items()}}
+
+
+def histogram(values: Sequence[int], bins: int = _BINS) -> dict[str, int]:
+    """ "low–high" → how many; equal bins up to the 99th percentile, the last one open. Empty for no values."""
+    if not values:
+        return {}
+    low, high = min(values), sorted(values)[int(0.99 * (len(values) - 1))]
+    step = max(1, -(-(high - low + 1) // bins))
+    counts = Counter(min((value - low) // step, (high - low) // step) for value in values)
+    named = {}
+    for place in range((high - low) // step + 1):
+        start, end = low + place * step, low + (place + 1) * step - 1
+        last = place == (high - low) // step and max(values) > end
+        named[f"{start:,}+" if last else f"{start:,}" if step == 1 else f"{start:,}–{end:,}"] = counts[place]
+    return named
+
+
+def _panel(title: str, bars: Mapping[str, int], x: int, y: int) -> str:
+    parts = [f'<text x="{x}" y="{y}" font-weight="bold">{escape(title)}</text>']
+    largest = max(bars.values(), default=1)
+    if not bars:
+        parts.append(f'<text x="{x}" y="{y + 20}" fill="#4b5563">none</text>')
+    for row, (name, count) in enumerate(bars.items()):
+        top = y + 10 + 19 * row
+        width = 190 * count / max(1, largest)
+        parts.append(
+            f'<text x="{x + 150}" y="{top + 11}" text-anchor="end">{escape(name[:28])}</text>'
+            f'<rect x="{x + 156}" y="{top}" width="{width:.1f}" height="14" fill="#3b6fb6"/>'
+            f'<text x="{x + 162 + width:.1f}" y="{top + 11}" fill="#4b5563">{count:,}</text>'
+        )
+    return "\n".join(parts)

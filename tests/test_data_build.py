@@ -1,0 +1,130 @@
+"""`data build`: no task on both sides, what is left out is reported, and files appear whole or not at all."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manus_fast.agent.protocol import Protocol
+from manus_fast.cli import main
+from manus_fast.data import build as module
+from manus_fast.data.build import BuildConfig, build, is_valid
+from manus_fast.data.schema import Conversation
+
+
+def row(identifier, words, task=""):
+    turns = [("user", f"see {words}", False), ("assistant", f"Think: {words}\nAct: look", True)]
+    messages = [dict(zip(("role", "content", "trainable"), turn, strict=True)) for turn in turns]
+    return Conversation(identifier, "human", "household", messages, task).to_json()
+
+
+def words(n):
+    return " ".join(f"w{n}x{k}" for k in range(30))
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return str(path)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, 6), min_size=1, max_size=25),
+    st.lists(st.integers(0, 6), min_size=1, max_size=25),
+    st.floats(0, 0.9),
+    st.integers(0, 5),
+)
+def test_no_task_is_on_both_sides(tmp_path_factory, first, second, share, seed):
+    """Conversations of few tasks, spread over two datasets."""
+    folder = tmp_path_factory.mktemp("build")
+    names = [
+        write(folder / f"{name}.jsonl", [row(f"{name}{i}", words(f"{name}{i}"), f"task {t}") for i, t in enumerate(ts)])
+        for name, ts in (("a", first), ("b", second))
+    ]
+    config = BuildConfig(valid=share, seed=seed)
+    report = build([(name, 1.0) for name in names], folder / "out", config, Protocol())
+    rows = {s: [json.loads(line) for line in (folder / f"out/{s}.jsonl").open()] for s in ("train", "valid")}
+    sides = {s: {r["task"] for r in rows[s]} for s in rows}
+    assert not sides["train"] & sides["valid"]
+    assert (
+        len(rows["train"]) + len(rows["valid"]) == report["train"] + report["valid"] == 2 * min(len(first), len(second))
+    )
+    assert share > 0 or not rows["valid"]
+
+
+def test_the_share_of_tasks_for_validation():
+    items = [Conversation(f"task_{n}", "a", "b", []) for n in range(4000)]
+    share = sum(is_valid(item, 0.2, 0) for item in items) / len(items)
+    assert share == pytest.approx(0.2, abs=0.025)  # four standard deviations
+    assert is_valid(items[0], 0.2, 0) == is_valid(Conversation("other", "c", "d", [], "task_0"), 0.2, 0)
+
+
+def test_the_report_says_what_was_dropped_and_what_it_is_like(tmp_path):
+    one = write(tmp_path / "a.jsonl", [row("a1", words(1)), row("a2", words(2)), row("a3", words(2))])
+    long = row("b2", words(4))
+    long["messages"] *= 3
+    two = write(tmp_path / "b.jsonl", [row("b1", words(1)), long, row("b3", "x " * 3000), row("b4", words(5)), {}])
+    config = BuildConfig(max_turns=2, max_chars=5000)
+    report = build([(one, 1), (two, 1)], tmp_path / "out", config, Protocol())
+    first, second = report["sources"][one], report["sources"][two]
+    assert first["dropped"] == {"near duplicate": 1} and first["near_duplicates"] == [
+        {"id": "a3", "like": f"{one}: a2"}
+    ]
+    assert second["near_duplicates"] == [{"id": "b1", "like": f"{one}: a1"}]  # over all sources
+    assert second["dropped"] == {
+        "near duplicate": 1, "too many turns": 1, "conversation too long": 1, "another schema": 1,
+    }  # fmt: skip
+    assert (first["read"], second["read"], second["used"], report["train"] + report["valid"]) == (2, 1, 1, 2)
+    assert json.loads((tmp_path / "out/report.json").read_text()) == report
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_build_leaves_what_was_there(tmp_path, monkeypatch, error):
+    source = write(tmp_path / "a.jsonl", [row(f"a{n}", words(n)) for n in range(5)])
+    build([(source, 1)], tmp_path / "out", BuildConfig(), Protocol())
+    before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
+    assert set(before) == {"train.jsonl", "valid.jsonl", "report.json"}
+    calls = []
+
+    def interrupted(item, share, seed):
+        calls.append(item)
+        if len(calls) == 3:  # two rows are written by now
+            raise error
+        return False
+
+    monkeypatch.setattr(module, "is_valid", interrupted)
+    with pytest.raises(error):
+        build([(source, 1)], tmp_path / "out", BuildConfig(seed=1), Protocol())
+    assert {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()} == before
+    calls.clear()
+    with pytest.raises(error):
+        build([(source, 1)], tmp_path / "new/out", BuildConfig(seed=1), Protocol())
+    assert not (tmp_path / "new").exists()
+
+
+def test_mistakes_are_one_sentence_and_leave_nothing(tmp_path, capsys):
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "file").write_text("")
+    (tmp_path / "no.parquet").write_text("not a parquet file")
+    good = write(tmp_path / "good.jsonl", [row("a", words(1))])
+    other = write(tmp_path / "other.jsonl", [{"prompt": "a", "answer": "b"}] * 2)
+    cases = [
+        ([str(tmp_path / "none.jsonl")], "which does not exist"),
+        ([str(tmp_path / "empty.jsonl")], "got none (it holds no row)"),
+        ([other], "got none (2 another schema)"),
+        ([str(tmp_path / "no.parquet")], "expected a parquet file"),
+        ([str(tmp_path / "file")], "expected a file named .jsonl"),
+        ([f"{good}=0"], "one above 0"),
+        ([f"{good}=-1"], "weights >= 0"),
+        ([good, "--similarity", "0"], "similarity"),
+        ([good, "--valid", "1"], "valid"),
+    ]
+    for arguments, words_ in cases:
+        assert main(["data", "build", *arguments, "--output_dir", str(tmp_path / "out")]) == 2, arguments
+        error = capsys.readouterr().err
+        assert words_ in error and len(error.strip().splitlines()) == 1, error
+        assert not (tmp_path / "out").exists()
+    assert main(["data", "build", good, "--output_dir", str(tmp_path / "file" / "out")]) == 2
+    assert "--output_dir" in capsys.readouterr().err
+    assert main(["data", "build", good, "--output_dir", str(tmp_path / "file")]) == 2
