@@ -38,7 +38,8 @@ def test_splits_by_goal_number(shop):
     with pytest.raises(ValueError, match="split"):
         shop.tasks("valid")
     for options in ({"mode": "pdf"}, {"num_goals": 10}, {"max_steps": 0}, {"per_page": 0}, {"backend": "java"},
-                    {"train_from": 501}, {"nouns": "guess"}, {"data": "/no/such/folder"}, {"num_goals": 2000, "data": "x"}):  # fmt: skip
+                    {"train_from": 501}, {"nouns": "guess"}, {"data": "/no/such/folder"},
+                    {"num_goals": 2000, "data": "x"}):  # fmt: skip
         with pytest.raises(ValueError, match=next(iter(options))):
             envs.make("webshop", **options).tasks("test")
 
