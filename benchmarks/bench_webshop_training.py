@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", default="runs/webshop_training", help="seedN/ and seedN.json are made in it")
     parser.add_argument("--cpus", type=int, nargs="+", help="the cores to run on, as many threads as them")
     parser.add_argument("--control", action="store_true", help="also imitate on for as long as PPO took")
+    parser.add_argument("--shape", nargs="+", default=[], metavar="NAME=N", help="of the policy: hidden=64 layers=3 …")
     parser.add_argument("--collect", metavar="OUT", help="train nothing: put the seeds in OUT together")
     parser.add_argument("--json", help="with --collect: where the record goes")
     parser.add_argument("overrides", nargs="*", default=[], help="of configs/demo_webshop.yaml, as KEY=VALUE")
@@ -48,16 +49,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.sched_setaffinity(0, arguments.cpus)
         torch.set_num_threads(len(arguments.cpus))
     prepare()
+    shape = {name: int(size) for name, size in (word.split("=") for word in arguments.shape)}
     for seed in arguments.seeds:
-        row = train(seed, Path(arguments.out), arguments.control, arguments.overrides)
+        row = train(seed, Path(arguments.out), arguments.control, arguments.overrides, shape)
         print(json.dumps(row), flush=True)
 
 
-def train(seed: int, out: Path, control: bool, overrides: Sequence[str]) -> dict[str, Any]:
+def train(seed: int, out: Path, control: bool, overrides: Sequence[str], shape: dict[str, int]) -> dict[str, Any]:
     """One seed's stages as a row, which is also written to `out`/seedN.json."""
     began = time.monotonic()
     config = find_config(None, "demo_webshop")
-    stages = run(config, out / f"seed{seed}", seed=seed, control=control, overrides=overrides)
+    stages = run(config, out / f"seed{seed}", seed=seed, control=control, overrides=overrides, shape=shape)
     sft, ppo, *others = stages
     row: dict[str, Any] = {
         "seed": seed,
@@ -69,6 +71,7 @@ def train(seed: int, out: Path, control: bool, overrides: Sequence[str]) -> dict
         "seconds": time.monotonic() - began,
         "threads": torch.get_num_threads(),
         "overrides": list(overrides),
+        "shape": shape,
         "commit": git_commit(),
         "torch": torch.__version__,
     }
@@ -107,7 +110,7 @@ def collect(out: Path) -> dict[str, Any]:
     rows = sorted((json.loads(file.read_text()) for file in out.glob("seed*.json")), key=lambda row: row["seed"])
     if not rows:
         sys.exit(f"--collect: expected seedN.json in {str(out)!r}, found none")
-    for name in ("overrides", "commit", "torch", "settings"):
+    for name in ("overrides", "shape", "commit", "torch", "settings"):
         if any(row[name] != rows[0][name] for row in rows):
             sys.exit(f"--collect: expected one {name} for all seeds, got {[row[name] for row in rows]}")
     stages = [name for name in ("sft", "ppo", "control") if all(name in row for row in rows)]
@@ -115,10 +118,14 @@ def collect(out: Path) -> dict[str, Any]:
         name: {figure: statistics.fmean(row[name][figure] for row in rows) for figure in ("score", "success")}
         for name in stages
     }
-    words = " ".join(["--seeds", *(str(row["seed"]) for row in rows), *rows[0]["overrides"]])
+    first = rows[0]
+    words = ["--seeds", *(str(row["seed"]) for row in rows), *(f"{k}={v}" for k, v in first["shape"].items())]
+    if first["shape"]:
+        words.insert(len(rows) + 1, "--shape")
+    words += ["--", *first["overrides"]] if first["overrides"] else []
     return {
-        "command": f"python -m benchmarks.bench_webshop_training {words}",
-        **{name: rows[0][name] for name in ("commit", "torch", "tasks", "settings", "threads")},
+        "command": f"python -m benchmarks.bench_webshop_training {' '.join(words)}",
+        **{name: first[name] for name in ("commit", "torch", "tasks", "settings", "threads")},
         "rows": rows,
         "mean": means,
     }

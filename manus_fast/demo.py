@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,13 @@ class Stage:
 
 
 def run(
-    config_file: Path, folder: str | Path, *, seed: int = 0, control: bool = False, overrides: Sequence[str] = ()
+    config_file: Path,
+    folder: str | Path,
+    *,
+    seed: int = 0,
+    control: bool = False,
+    overrides: Sequence[str] = (),
+    shape: Mapping[str, int] | None = None,
 ) -> list[Stage]:
     """Trains and measures; everything is written under `folder`.
 
@@ -51,6 +57,7 @@ def run(
         seed: of the initial weights, the demonstrations, and all sampling.
         control: add a policy that goes on with SFT for as long as PPO took.
         overrides: dotted overrides of the config.
+        shape: of the policy, over SHAPE.
 
     Returns:
         The stages "SFT", "PPO" and, with control, "SFT continued", each measured on all of the environment's last
@@ -66,7 +73,7 @@ def run(
 
     start = config("sft", f"model.path={root / 'untrained'}")
     environment = make_environment(start)
-    make_small_policy(start, environment, root / "untrained", seed)
+    make_small_policy(start, environment, root / "untrained", seed, shape)
     stages: list[Stage] = []
 
     def measure(name: str, stage: str, seconds: float) -> None:
@@ -103,14 +110,21 @@ def measured(config: Config, model: Path, environment: Environment) -> Report:
     return report
 
 
-def make_small_policy(config: Config, environment: Environment, folder: str | Path, seed: int = 0) -> Path:
-    """Writes an untrained policy of shape SHAPE whose vocabulary is what experts of the training split see and say.
+def make_small_policy(
+    config: Config,
+    environment: Environment,
+    folder: str | Path,
+    seed: int = 0,
+    shape: Mapping[str, int] | None = None,
+) -> Path:
+    """Writes an untrained policy whose vocabulary is what experts of the training split see and say.
 
     Args:
         config: its agent, data and rollout.max_length are used.
         environment: one with an expert.
         folder: new or empty.
         seed: of the weights; the vocabulary does not depend on it.
+        shape: of the policy, over SHAPE.
     """
     protocol = Protocol(config.agent.style, config.agent.show_admissible)
     instructions = config.agent.instructions
@@ -121,4 +135,4 @@ def make_small_policy(config: Config, environment: Environment, folder: str | Pa
     for episode in demonstrate(environment, tasks, [0] * len(tasks), config.data.expert):
         for step in episode.steps:
             texts += (step.observation, protocol.render(step.thought, step.action))
-    return make_policy(folder, texts, seed=seed, max_length=config.rollout.max_length, **SHAPE)
+    return make_policy(folder, texts, seed=seed, max_length=config.rollout.max_length, **{**SHAPE, **(shape or {})})

@@ -44,9 +44,12 @@ def test_splits_by_goal_number(shop):
             envs.make("webshop", **options).tasks("test")
 
 
-@pytest.mark.parametrize("mode", ["html", "text", "text_rich", "url"])
-def test_expert_buys_with_full_score_in_every_mode(mode):
-    environment = envs.make("webshop", mode=mode)
+@pytest.mark.parametrize(
+    "mode, kind, per_page",
+    [("html", None, 10), ("text", "planner", 10), ("text_rich", None, 10), ("url", None, 10), ("text", "reader", 3)],
+)
+def test_expert_buys_with_full_score_in_every_mode(mode, kind, per_page):
+    environment = envs.make("webshop", mode=mode, per_page=per_page)
     tasks = environment.tasks("test")[:50]
     batch = environment.make_batch(50)
     assert isinstance(batch, EnvBatch)
@@ -54,12 +57,31 @@ def test_expert_buys_with_full_score_in_every_mode(mode):
     assert len(set(texts)) == 50
     live, scores = list(range(50)), {}
     while live:
-        _, rewards, terminated, truncated, infos = batch.step(live, batch.expert(live)[0])
+        _, rewards, terminated, truncated, infos = batch.step(live, batch.expert(live, kind)[0])
         for slot, score, info in zip(live, rewards, infos, strict=True):
             scores[slot] = score
             assert info["success"] == (score == 1)
         live = [s for s, over in zip(live, terminated | truncated, strict=True) if not over]
     assert list(scores.values()) == [1.0] * 50
+
+
+def test_fewer_products_on_a_page_and_a_reader_of_the_instruction(shop):
+    batch = envs.make("webshop", per_page=3).make_batch(1)
+    (text,), _ = batch.reset([0], shop.tasks("test")[:1], [0])
+    wishes = text.partition("Find me ")[2].partition(", and price lower than")[0]
+    ((action,), _) = batch.expert([0], "reader")
+    assert action == f"search[{wishes}]"
+    (text,), *_, (info,) = batch.step([0], [action])
+    first = [c for c in info["admissible"] if c.startswith("click[b0")]
+    assert len(first) == 3 and "Page 1 (Total results: 50)" in text
+    *_, (info,) = batch.step([0], ["click[next >]"])
+    second = [c for c in info["admissible"] if c.startswith("click[b0")]
+    whole = shop.make_batch(1)
+    whole.reset([0], shop.tasks("test")[:1], [0])
+    *_, (info,) = whole.step([0], [action])
+    assert first + second == [c for c in info["admissible"] if c.startswith("click[b0")][:6]
+    with pytest.raises(ValueError, match=r"data\.expert: expected one of planner, reader"):
+        batch.expert([0], "oracle")
 
 
 def test_pages_by_hand(shop):

@@ -31,7 +31,7 @@ def load_conversations(
         ValueError: no such file, or an unknown kind of file.
     """
     seen: set[tuple[str, str]] = set()
-    for row in _rows(name, split):
+    for row in read_records(name, split):
         try:
             if isinstance(row, MalformedRow):
                 raise row
@@ -46,7 +46,7 @@ def load_conversations(
         yield item
 
 
-def _rows(name: str, split: str) -> Iterator[Any]:
+def read_records(name: str, split: str = "train") -> Iterator[Any]:
     path = Path(name)
     if path.is_dir():
         built = path / f"{split}.jsonl"

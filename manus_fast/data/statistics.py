@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
@@ -94,11 +95,11 @@ _PANEL = 230
 
 
 def spread(values: Sequence[int]) -> dict[str, float]:
-    """Mean, least, median, 95th percentile (nearest rank below) and largest; empty for no values."""
+    """Mean, least, upper median, 95th percentile (nearest rank) and largest; empty for no values."""
     if not values:
         return {}
     ranked = sorted(values)
-    at = {"min": 0, "median": len(ranked) // 2, "p95": int(0.95 * (len(ranked) - 1)), "max": len(ranked) - 1}
+    at = {"min": 0, "median": len(ranked) // 2, "p95": math.ceil(0.95 * len(ranked)) - 1, "max": len(ranked) - 1}
     return {"mean": sum(ranked) / len(ranked), **{name: ranked[index] for name, index in at.items()}}
 
 
@@ -106,7 +107,7 @@ def histogram(values: Sequence[int], bins: int = _BINS) -> dict[str, int]:
     """ "low–high" → how many; equal bins up to the 99th percentile, the last one open. Empty for no values."""
     if not values:
         return {}
-    low, high = min(values), sorted(values)[int(0.99 * (len(values) - 1))]
+    low, high = min(values), sorted(values)[math.ceil(0.99 * len(values)) - 1]
     step = max(1, -(-(high - low + 1) // bins))
     counts = Counter(min((value - low) // step, (high - low) // step) for value in values)
     named = {}

@@ -16,6 +16,9 @@ from manus_fast.envs.webshop.reward import Goal, reward
 from manus_fast.envs.webshop.store import Store
 
 SPLITS = ("train", "dev", "test")
+EXPERTS = ("planner", "reader")
+PRICE = ", and price lower than"
+"""Where the wishes of an instruction end."""
 TEST, DEV = 500, 1500
 """Goals below TEST are the split test, those below DEV the split dev."""
 INSTRUCTIONS = """You are in a web shop and have an instruction to follow. You act by one command per turn:
@@ -59,11 +62,15 @@ class WebShopBatch:
         return texts, rewards, over[0], over[1], infos
 
     def expert(self, slots: Sequence[int], kind: str | None = None) -> tuple[list[str], list[str]]:
-        """The next command of an expert that searches for what the instruction says and knows which of the products
-        found is the goal's, and why."""
-        if kind not in (None, "planner"):
-            raise ValueError(f"data.expert: expected planner, got {kind!r}")
-        moves = [_advise(self._shop, self._state(slot), self._pages.per_page) for slot in slots]
+        """The next command of an expert that knows which of the products found is the goal's, and why.
+
+        Args:
+            kind: planner (default) searches for the goal's kind of product, attributes and options, and reader for the
+                words of the instruction as they stand, up to the price.
+        """
+        if kind not in (None, *EXPERTS):
+            raise ValueError(f"data.expert: expected one of {', '.join(EXPERTS)}, got {kind!r}")
+        moves = [_advise(self._shop, self._state(slot), self._pages.per_page, kind == "reader") for slot in slots]
         return [action for action, _ in moves], [thought for _, thought in moves]
 
     def clone(self, src: int, dst: int) -> None:
@@ -91,10 +98,12 @@ class WebShopBatch:
         return {"admissible": self._pages.page(state).commands, "success": score == 1.0, "score": score}
 
 
-def _advise(shop: Store, state: State, per_page: int) -> tuple[str, str]:
+def _advise(shop: Store, state: State, per_page: int, reads: bool) -> tuple[str, str]:
     goal, row = shop.goal(state.goal)
     if state.page == "search":
         words = " ".join([goal.query, *goal.attributes, *goal.options.values()])  # what the instruction says
+        if reads:
+            words = goal.instruction.partition(PRICE)[0].removeprefix("Find me ")
         return f"search[{words.lower()}]", "search for what is wanted"
     if state.page == "results":
         found = shop.search(state.query)
