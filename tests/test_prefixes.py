@@ -249,6 +249,18 @@ def test_mini_batches_keep_groups_together(groups, size, seed):
     assert runs == len(set(groups.tolist()))  # never two stretches of one group
 
 
+def test_rows_without_a_group_are_shuffled_one_by_one():
+    rows = [row([1, 2], [1]) for _ in range(40)]
+    for each in rows:
+        each.group = None
+    packed = pack(rows, share_prefixes=True)
+    assert len(set(packed.groups.tolist())) == 40
+    orders = [np.concatenate(mini_batches(40, 8, 0, epoch, groups=packed.groups)).tolist() for epoch in range(2)]
+    assert orders[0] != orders[1] and orders[0] != sorted(orders[0])
+    one = [np.concatenate(mini_batches(40, 8, 0, epoch, groups=np.zeros(40))).tolist() for epoch in range(2)]
+    assert one[0] != one[1]  # the rows of a group, too, come in another order
+
+
 def test_mini_batches_are_cut_between_groups():
     groups = np.repeat([3, 1, 2, 9], 8)
     for batch in mini_batches(32, 16, 0, groups=groups):

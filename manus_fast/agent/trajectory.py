@@ -167,8 +167,8 @@ class Row:
     """Index of the episode in the list that the rows were built from."""
     terminated: bool = True
     """False when the row was cut by a limit: V after its last token may be bootstrapped."""
-    group: int = 0
-    """Of the episode: rows of one group are likely to begin alike."""
+    group: int | None = None
+    """Of the episode: rows of one group are likely to begin alike. None: the row is a group of its own."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -215,8 +215,12 @@ def pack(rows: Sequence[Row], share_prefixes: bool = False) -> PackedRows:
         trainable=torch.from_numpy(np.flatnonzero(mask.numpy())),
         lengths=lengths,
         node=prefix_nodes(rows) if share_prefixes else None,
-        groups=np.asarray([row.group for row in rows], np.int64) if share_prefixes else None,
+        groups=_groups(rows) if share_prefixes else None,
     )
+
+
+def _groups(rows: Sequence[Row]) -> np.ndarray:
+    return np.asarray([-1 - r if row.group is None else row.group for r, row in enumerate(rows)], np.int64)
 
 
 def micro_batch_rows(batch_size: int, ranks: int, gradient_accumulation_steps: int, key: str = "ppo.batch_size") -> int:

@@ -77,7 +77,7 @@ def message_rows(context: Context | ChatFormat, messages: Sequence[Mapping[str, 
     rows = build_rows([whole])
     skipped = [number for number, (_, _, trainable) in enumerate(exchanges) if not trainable]
     for row in rows:
-        row.episode = episode
+        row.episode = row.group = episode
         off = np.isin(row.turn_id, skipped)
         row.loss_mask[off] = False
         row.turn_id[off] = -1

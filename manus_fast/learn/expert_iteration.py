@@ -62,7 +62,7 @@ def imitation_rows(rounds: Sequence[Sequence[Trajectory]]) -> list[Row]:
     for episodes in rounds:
         for row in rows_once(episodes):
             row.episode += before
-            row.group += groups
+            row.group = groups + episodes[row.episode - before].group
             rows.append(row)
         before += len(episodes)
         groups += 1 + max((episode.group for episode in episodes), default=-1)

@@ -28,7 +28,7 @@ def mini_batches(rows: int, size: int, *seed: int, groups: np.ndarray | None = N
         return np.array_split(rng.permutation(rows), count)
     _, member = np.unique(groups, return_inverse=True)
     place = rng.permutation(member.max() + 1)[member]
-    order = np.argsort(place, kind="stable")
+    order = np.lexsort((rng.permutation(rows), place))
     ends = np.flatnonzero(np.diff(place[order])) + 1
     cuts = [0]
     for number in range(1, count):
