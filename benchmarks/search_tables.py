@@ -25,7 +25,7 @@ def blocks() -> dict[str, list[str]]:
     files = {
         "panel": "search_panel.json",
         "prefixes": "prefixes.json",
-        "expert": "expert_iteration.json",
+        "expert": "expert_rounds.json",
         "speed": "search_cpu.json",
     }
     there = {name: RESULTS / file for name, file in files.items() if (RESULTS / file).is_file()}
@@ -68,7 +68,8 @@ def _expert(record: dict[str, Any]) -> list[str]:
         points, low, high = (f"{100 * found[name]:+.1f}" for name in ("difference", "low", "high"))
         lines.append(
             f"| {row['seed']} | {row['number']} | {row['solved']:,} of {row['tasks']:,} | {row['rows']:,} | "
-            f"{100 * row['before']:.1f} | {100 * row['after']:.1f} | {points} ({low} to {high}) | {found['p_value']:.1g} |"
+            f"{100 * row['before']:.1f} | {100 * row['after']:.1f} | {points} ({low} to {high}) | "
+            f"{found['p_value']:.1g} |"
         )
     return lines
 

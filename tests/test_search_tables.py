@@ -1,0 +1,43 @@
+"""The tables of docs/search.md come from benchmarks/results; seeds are merged only if they were run alike."""
+
+import json
+
+import pytest
+
+from benchmarks import bench_expert_iteration, search_tables
+
+
+def test_the_page_is_up_to_date():
+    with pytest.raises(SystemExit) as end:
+        search_tables.main(["--check"])
+    assert end.value.code == 0
+
+
+def test_a_page_without_the_markers_is_refused():
+    with pytest.raises(ValueError, match=r"docs/search\.md: expected the markers <!-- panel:begin -->"):
+        search_tables.written("no tables here")
+
+
+def rounds(seed, after, commit="abc"):
+    comparison = {"difference": after - 0.25, "low": after - 0.3, "high": after - 0.2, "p_value": 0.004, "tasks": 512}
+    row = {"number": 1, "tasks": 1000, "solved": 400, "rows": 400, "seed": seed, "before": 0.25, "after": after,
+           "search_seconds": 10.0, "seconds": 20.0, "comparison": comparison}  # fmt: skip
+    return {"commit": commit, "overrides": ["sft.epochs=2"], "expert_iteration": {"rounds": 1}, "rows": [row]}
+
+
+def test_seeds_are_merged_with_their_mean(tmp_path, capsys):
+    for seed, after in ((0, 0.35), (1, 0.30)):
+        folder = tmp_path / f"seed{seed}"
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps(rounds(seed, after)))
+    bench_expert_iteration.merge(tmp_path, "run", str(tmp_path / "all.json"))
+    assert "mean difference after the last round: +7.5 points over 2 seeds" in capsys.readouterr().out
+    record = json.loads((tmp_path / "all.json").read_text())
+    assert record["command"].endswith("--seeds 0 1 --out FOLDER --panel 512 sft.epochs=2")
+    table = search_tables._expert(record)
+    assert table[2] == "| 0 | 1 | 400 of 1,000 | 400 | 25.0 | 35.0 | +10.0 (+5.0 to +15.0) | 0.004 |"
+    (tmp_path / "seed1" / "run.json").write_text(json.dumps(rounds(1, 0.3, commit="def")))
+    with pytest.raises(SystemExit, match="expected seeds of one commit, machine and config"):
+        bench_expert_iteration.merge(tmp_path, "run", None)
+    with pytest.raises(SystemExit, match=r"expected folders seed<n> with other\.json"):
+        bench_expert_iteration.merge(tmp_path, "other", None)
