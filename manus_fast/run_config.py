@@ -106,6 +106,9 @@ class TrainingConfig:
     """Trajectories an iteration, over all ranks."""
     group_size: int = 1
     """Trajectories of one task among them; group advantages need 2 or more, and their presets set 8."""
+    collect: Literal["play", "search"] = "play"
+    """What an iteration learns from. play: sampled episodes of num_rollouts / group_size tasks; search: that many tasks
+    are searched as the `search` block says, and the proposals of each node are a group (search_trainer.py)."""
     rollout_workers: int | None = None
     """Processes of an environment that plays in them (ALFWorld's own engine); null: the environment's choice."""
     learning_rate: float | Schedule = 1e-6

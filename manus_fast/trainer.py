@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manus_fast.agent.trajectory import build_rows
+from manus_fast.agent.trajectory import Trajectory, build_rows
 from manus_fast.checkpoint import Checkpoint, latest, load, save
 from manus_fast.config import save_config, to_dict
-from manus_fast.envs.base import Environment
+from manus_fast.envs.base import Environment, Task
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.learn.advantages import Episodes
 from manus_fast.learn.backend import make_backend
@@ -67,6 +68,9 @@ class Trainer:
         ValueError: whatever in the config cannot be served, before anything is written or trained.
     """
 
+    collects = "play"
+    """The value of `training.collect` that this trainer serves."""
+
     def __init__(
         self,
         config: Config,
@@ -79,6 +83,11 @@ class Trainer:
         training = config.training
         check_batch_size(config.ppo.batch_size, training.num_rollouts)
         check_group_size(config.ppo, training.group_size)
+        if training.collect != self.collects:
+            raise ValueError(
+                f"training.collect: expected {self.collects} for {type(self).__name__}, got {training.collect!r} "
+                "(search_trainer.make_trainer chooses)"
+            )
         self.config = config
         longest = config.rollout.max_traj_tokens
         overlong = (longest, config.ppo.overlong_buffer * longest, config.ppo.overlong_penalty)
@@ -162,14 +171,20 @@ class Trainer:
             first = played.batches * groups
             numbers = range(first, first + groups)
             tasks = [self.tasks[derive(training.seed, iteration, n) % len(self.tasks)] for n in numbers]
-            with self.phases("rollout"):
-                episodes = self.player.collect(tasks, iteration, training.group_size, first, self.environment)
-            with self.phases("reward"):
-                self.rewards(episodes)
-            played.add(episodes)
+            played.add(self.play(tasks, first))
             stats += self.player.stats
         self.player.stats = stats
         return played
+
+    def play(self, tasks: Sequence[Task], first: int) -> list[Trajectory]:
+        """Judged episodes of each task, a group a task, numbered from `first`."""
+        with self.phases("rollout"):
+            episodes = self.player.collect(
+                tasks, self.counters.iteration, self.config.training.group_size, first, self.environment
+            )
+        with self.phases("reward"):
+            self.rewards(episodes)
+        return episodes
 
     def update(self, played: Selection) -> dict[str, float]:
         """Improves the policy on them and hands the new weights to the engine."""
@@ -182,20 +197,30 @@ class Trainer:
                 iteration=self.counters.iteration,
                 progress=self.progress,
                 learning_rate=self.rate.at(self.progress),
+                planned=self.config.training.num_rollouts,
             )
         with self.phases("load"):
             self.player.load(self.policy.named_weights(), self.counters.iteration + 1)
         counters = self.counters
         counters.iteration += 1
-        counters.steps += sum(len(t.turns) for t in trajectories)
-        counters.episodes += len(trajectories)
-        counters.tokens += sum(t.sampled_tokens for t in trajectories)
-        counters.failed += sum(not t.valid for t in trajectories)
+        self.count(trajectories)
         counters.seconds = time.monotonic() - self._started
         stats |= {**played.metrics(), **self.curriculum.metrics()}
         if self.curriculum.observe(trajectories):
             self._enter_stage()
         return stats
+
+    def count(self, trajectories: Sequence[Trajectory]) -> None:
+        """Adds what was played to the counters."""
+        counters = self.counters
+        counters.steps += sum(len(t.turns) for t in trajectories)
+        counters.episodes += len(trajectories)
+        counters.tokens += sum(t.sampled_tokens for t in trajectories)
+        counters.failed += sum(not t.valid for t in trajectories)
+
+    def describe(self, played: Selection) -> tuple[list[Trajectory], dict[str, float]]:
+        """What a person is shown of an iteration: episodes, and figures of how they came about."""
+        return played.trajectories, self.player.stats.metrics()
 
     def evaluate(self) -> Report:
         """Plays the validation panel."""
@@ -207,8 +232,9 @@ class Trainer:
 
     def record(self, played: Selection, stats: dict[str, float], progress: Progress) -> None:
         """Metrics, sample trajectories, and the line that a person sees."""
-        training, counters, trajectories = self.config.training, self.counters, played.trajectories
-        numbers = {**summarise(trajectories), **self.player.stats.metrics(), **stats, **self.phases.take()}
+        training, counters = self.config.training, self.counters
+        trajectories, figures = self.describe(played)
+        numbers = {**summarise(trajectories), **figures, **stats, **self.phases.take()}
         numbers["train/failed_total"] = counters.failed
         numbers["train/iteration"] = counters.iteration
         if counters.iteration % training.logging_steps == 0:

@@ -22,7 +22,7 @@ LAYERS = [
     {"run_config"},
     {"player"},
     {"trainer", "finetune", "teacher", "serving"},
-    {"demo", "expert_iteration"},
+    {"demo", "expert_iteration", "search_trainer"},
     {"info"},
     {"commands"},
     {"cli"},

@@ -80,9 +80,9 @@ def ppo(
     }
     settings = _load(config, "ppo_household", flags, overrides)
     common.prepare()
-    from manus_fast.trainer import Trainer
+    from manus_fast.search_trainer import make_trainer
 
-    show.report(Trainer(settings).run())
+    show.report(make_trainer(settings).run())
     typer.echo(f"the model is in {settings.training.output_dir}/model")
 
 

@@ -65,7 +65,8 @@ class Selection:
         config = self._config
         chosen = {t.group for t in self.trajectories}
         if config.filters_groups:
-            chosen = set(list(self._telling())[: self._groups])
+            telling = self._telling()
+            chosen = set(telling[: self._groups] if config.dynamic_sampling else telling)
         if config.variance_top_p is not None:
             spread = {group: std for group, std in self._spread().items() if group in chosen}
             chosen = _top_share(spread, config.variance_top_p)

@@ -137,6 +137,7 @@ class PolicyGradientUpdate:
         iteration: int,
         progress: float,
         learning_rate: float,
+        planned: int = 0,
     ) -> dict[str, float]:
         """Updates the weights on one collection.
 
@@ -146,13 +147,16 @@ class PolicyGradientUpdate:
             iteration: makes the order of rows differ from one collection to the next.
             progress: share of training done, in [0, 1], for schedules.
             learning_rate: of every step of this update.
+            planned: rows that a collection was meant to have: one that falls short is updated on all the same.
 
         Raises:
             ValueError: `batch_size` is larger than the collection (episodes that failed still count as collected).
             NonFiniteError: too many steps in a row with a loss or gradient that is not finite.
         """
         kept = [row for row in rows if row.loss_mask.any()]
-        check_batch_size(self.config.batch_size, max(len(kept), 0 if episodes is None else len(episodes.reward)))
+        check_batch_size(
+            self.config.batch_size, max(planned, len(kept), 0 if episodes is None else len(episodes.reward))
+        )
         stats: dict[str, float] = {"update/rows": len(kept), "update/rows_without_targets": len(rows) - len(kept)}
         if not kept:
             return stats
