@@ -9,7 +9,7 @@ floating-point noise of batched kernels) or on arrival order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -45,14 +45,18 @@ class Completion:
     ids: np.ndarray
     """int32 [S], the end token included when `finish_reason` is "stop"."""
     log_probs: np.ndarray
-    """float32 [S] under the distribution at the request's temperature (at 1.0 for greedy)."""
+    """float32 [S] under the distribution that each id was drawn from: at the request's temperature (at 1.0 for greedy),
+    and, where top_p, top_k or min_p leave tokens out, over those that are kept."""
     finish_reason: str
     version: int
+    """Policy version of the first id."""
     error: str | None = field(default=None)
     text: str | None = None
     """The reply, from an engine that gives text; `ids` and `log_probs` are then empty."""
     tokens: int | None = None
     """Sampled tokens of such a reply, as the endpoint counted them."""
+    versions: np.ndarray | None = None
+    """int32 [S]: the policy version of each id, where new weights came while it was sampled; None: all of `version`."""
 
 
 class Engine(Protocol):
@@ -75,12 +79,39 @@ class Engine(Protocol):
         ...
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
-        """Replaces the weights, by Hugging Face parameter name, and forgets every cached prefix."""
+        """Replaces the weights, by Hugging Face parameter name, and forgets every cached prefix. Requests that are
+        running go on with the new weights."""
         ...
 
-    def sleep(self, level: int) -> None: ...
+    def sleep(self, level: int) -> None:
+        """Gives memory back: level 1 the cache, level 2 the weights too: `wake`, then `load`, before more work."""
+        ...
 
     def wake(self) -> None: ...
+
+
+def check_request(request: Request, vocab: int) -> None:
+    """Raises ValueError for an empty prompt, an id outside the vocabulary, or a limit out of range."""
+    prompt = request.prompt_ids
+    if len(prompt) == 0:
+        raise ValueError("prompt_ids: expected at least one token, got none")
+    if int(prompt.min()) < 0 or int(prompt.max()) >= vocab:
+        raise ValueError(f"prompt_ids: expected ids in [0, {vocab}), got {int(prompt.min())} … {int(prompt.max())}")
+    if request.max_tokens < 1:
+        raise ValueError(f"max_tokens: expected an integer >= 1, got {request.max_tokens}")
+    if not request.temperature >= 0:
+        raise ValueError(f"temperature: expected a number >= 0, got {request.temperature}")
+    if not 0 < request.top_p <= 1:
+        raise ValueError(f"top_p: expected a number in (0, 1], got {request.top_p}")
+    if request.top_k < 0:
+        raise ValueError(f"top_k: expected an integer >= 0, got {request.top_k}")
+    if not 0 <= request.min_p < 1:
+        raise ValueError(f"min_p: expected a number in [0, 1), got {request.min_p}")
+
+
+def empty_completion(id: int, reason: str, version: int, error: str | None = None) -> Completion:
+    """A completion without a token."""
+    return Completion(id, np.zeros(0, np.int32), np.zeros(0, np.float32), reason, version, error)
 
 
 def generate(engine: Engine, requests: Sequence[Request]) -> list[Completion]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from manus_fast.modeling.attention import output_head, use_packed_attention
 from manus_fast.modeling.slot_cache import Prefill, SlotCache, SlotPlan
-from manus_fast.rollout.engine import Completion, Request
+from manus_fast.rollout.engine import Completion, Request, check_request, empty_completion
 from manus_fast.rollout.engines.sampling import sample
 from manus_fast.rollout.seeds import uniforms
 
@@ -92,7 +92,7 @@ class HFEngine:
         self._cached = np.zeros(max_slots, np.int64)
         self._prompt = np.zeros(max_slots, np.int64)
         self._limit = np.zeros(max_slots, np.int64)  # value of `known` at which a reply is cut
-        self._started = np.zeros(max_slots, np.int64)  # policy version at the first sampled token
+        self._versions = np.zeros((max_slots, max_length), np.int32)  # policy version of each sampled token
         self._used = np.zeros(max_slots, np.int64)
         self._seed = np.zeros(max_slots, np.uint64)
         self._temperature = np.ones(max_slots, np.float32)
@@ -108,12 +108,12 @@ class HFEngine:
         Raises:
             ValueError: an empty prompt, an id outside the vocabulary, a limit or sampling parameter out of range.
         """
-        _check(request, self._vocab)
+        check_request(request, self._vocab)
         if len(request.prompt_ids) >= self.max_length:
             message = (
                 f"prompt_ids: expected fewer than max_length = {self.max_length} tokens, got {len(request.prompt_ids)}"
             )
-            self._ready.append(_empty(request.id, "error", self.version, message))
+            self._ready.append(empty_completion(request.id, "error", self.version, message))
             return
         self._queue.append(request)
 
@@ -122,7 +122,7 @@ class HFEngine:
         for request in self._queue:
             if request.id == id:
                 self._queue.remove(request)
-                self._ready.append(_empty(id, "abort", self.version))
+                self._ready.append(empty_completion(id, "abort", self.version))
                 return
         for slot, running in enumerate(self._requests):
             if running is not None and running.id == id:
@@ -300,9 +300,11 @@ class HFEngine:
     def _finish(self, slot: int, reason: str, error: str | None = None) -> None:
         request = self._requests[slot]
         start, end = int(self._prompt[slot]), int(self._known[slot])
-        version = int(self._started[slot]) if end > start else self.version
         ids, log_probs = self._tokens[slot, start:end].copy(), self._log_probs[slot, start:end].copy()
-        self._ready.append(Completion(request.id, ids, log_probs, reason, version, error))
+        versions = self._versions[slot, start:end].copy()
+        version = int(versions[0]) if end > start else self.version
+        mixed = versions if end > start and versions[-1] != version else None
+        self._ready.append(Completion(request.id, ids, log_probs, reason, version, error, mixed))
         self._requests[slot] = None
         self._busy[slot] = False
         self._used[slot] = self._clock
@@ -362,9 +364,8 @@ class HFEngine:
         at = self._known[slots]
         self._tokens[slots, at] = tokens
         self._log_probs[slots, at] = log_probs
+        self._versions[slots, at] = self.version
         self._known[slots] = at + 1
-        first = slots[counters == 0]
-        self._started[first] = self.version
         broken = ~np.isfinite(log_probs)
         stopped = self._is_end[tokens]
         cut = at + 1 >= self._limit[slots]
@@ -375,25 +376,3 @@ class HFEngine:
                 self._finish(slot, "error", "logits: expected finite numbers, got NaN or infinity")
             else:
                 self._finish(slot, "stop" if stopped[i] else "length")
-
-
-def _check(request: Request, vocab: int) -> None:
-    prompt = request.prompt_ids
-    if len(prompt) == 0:
-        raise ValueError("prompt_ids: expected at least one token, got none")
-    if int(prompt.min()) < 0 or int(prompt.max()) >= vocab:
-        raise ValueError(f"prompt_ids: expected ids in [0, {vocab}), got {int(prompt.min())} … {int(prompt.max())}")
-    if request.max_tokens < 1:
-        raise ValueError(f"max_tokens: expected an integer >= 1, got {request.max_tokens}")
-    if not request.temperature >= 0:
-        raise ValueError(f"temperature: expected a number >= 0, got {request.temperature}")
-    if not 0 < request.top_p <= 1:
-        raise ValueError(f"top_p: expected a number in (0, 1], got {request.top_p}")
-    if request.top_k < 0:
-        raise ValueError(f"top_k: expected an integer >= 0, got {request.top_k}")
-    if not 0 <= request.min_p < 1:
-        raise ValueError(f"min_p: expected a number in [0, 1), got {request.min_p}")
-
-
-def _empty(id: int, reason: str, version: int, error: str | None = None) -> Completion:
-    return Completion(id, np.zeros(0, np.int32), np.zeros(0, np.float32), reason, version, error)

