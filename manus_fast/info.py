@@ -52,14 +52,12 @@ def collect() -> dict[str, Any]:
 def engines() -> dict[str, str]:
     """Rollout engines by name: "ready", or what is missing."""
     from manus_fast.rollout.engines import ENGINES
+    from manus_fast.rollout.engines.vllm_core import missing
 
-    needs = {"vllm": "vllm", "openai": "openai"}
-    return {
-        name: f"the package {needs[name]} is not installed"
-        if name in needs and importlib.util.find_spec(needs[name]) is None
-        else "ready"
-        for name in ENGINES
-    }
+    reasons = {"vllm": missing()}
+    if importlib.util.find_spec("openai") is None:
+        reasons["openai"] = "the package openai is not installed"
+    return {name: reasons.get(name) or "ready" for name in ENGINES}
 
 
 @dataclass

@@ -137,7 +137,7 @@ class Player(Play):
         super().__init__(config, environment)
         self.chat = ChatFormat(tokenizer, end_ids(model))
         self.context = Context(self.chat, config.agent.context, config.agent.window)
-        self.engine = make_engine(config.rollout, model, self.chat.end_ids)
+        self.engine = make_engine(config.rollout, model, self.chat.end_ids, getattr(torch, config.model.dtype))
         self.search_stats = SearchStats()
 
     def collect(
@@ -191,6 +191,12 @@ class Player(Play):
         self.search_stats = searcher.stats
         return trees
 
+    def rest(self) -> None:
+        """The engine gives back the memory that `rollout.sleep` says, until `load`."""
+        if self.config.rollout.sleep:
+            self.engine.sleep(self.config.rollout.sleep)
+
     def load(self, weights: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Hands new weights to the engine."""
+        self.engine.wake()
         self.engine.load(weights, version)

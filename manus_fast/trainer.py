@@ -190,6 +190,7 @@ class Trainer:
         """Improves the policy on them and hands the new weights to the engine."""
         trajectories, kept = played.trajectories, played.kept
         self.empty.check(played)
+        self.player.rest()
         with self.phases("update"):
             stats = self.updater.run(
                 [row for row in build_rows(trajectories) if kept[row.episode]],

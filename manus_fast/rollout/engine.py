@@ -50,7 +50,7 @@ class Completion:
     finish_reason: str
     version: int
     """Policy version of the first id."""
-    error: str | None = field(default=None)
+    error: str | None = None
     text: str | None = None
     """The reply, from an engine that gives text; `ids` and `log_probs` are then empty."""
     tokens: int | None = None

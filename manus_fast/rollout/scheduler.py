@@ -37,7 +37,11 @@ class RolloutConfig:
     """
 
     engine: str = "hf"
-    """What samples: hf | vllm | openai."""
+    """What samples: hf | vllm | openai | auto (vllm for a model on a GPU where it is installed, else hf)."""
+    vllm_eager: bool = False
+    """vLLM without torch.compile and CUDA graphs: it starts in seconds and decodes slower."""
+    sleep: int = 0
+    """What the engine gives back while the weights are updated: 0 nothing, 1 its cache, 2 its weights too."""
     slots: int = 64
     """Episodes that run at the same time, per process."""
     temperature: float = 1.0
@@ -74,6 +78,8 @@ class RolloutConfig:
         ):
             if not getattr(self, name) >= low:
                 raise ValueError(f"rollout.{name}: expected a number >= {low}, got {getattr(self, name)}")
+        if self.sleep not in (0, 1, 2):
+            raise ValueError(f"rollout.sleep: expected 0, 1 or 2, got {self.sleep}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"rollout.top_p: expected a number in (0, 1], got {self.top_p}")
         if not 0 <= self.min_p < 1:

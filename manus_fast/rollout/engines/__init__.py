@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any
+
+import torch
 
 from manus_fast.rollout.engine import Engine
 from manus_fast.rollout.scheduler import RolloutConfig
 
-ENGINES = ("hf", "openai")
+log = logging.getLogger("manus_fast.rollout")
+
+ENGINES = ("hf", "vllm", "openai")
 """openai is an endpoint's model, which plays (`TeacherPlayer`) and is not trained."""
 
+NAMES = (*ENGINES, "auto")
 
-def make_engine(config: RolloutConfig, model: Any, end_ids: Collection[int]) -> Engine:
+
+def make_engine(
+    config: RolloutConfig, model: Any, end_ids: Collection[int], dtype: torch.dtype | None = None
+) -> Engine:
     """The engine that `config.engine` names, over `model`.
+
+    Args:
+        config: its engine, slots, max_length, sleep and vllm_eager are used.
+        model: a Hugging Face causal LM. `hf` samples from these very weights, vLLM copies them.
+        end_ids: token ids that end a reply.
+        dtype: what vLLM computes in; None: the model's own.
 
     Raises:
         ValueError: an engine that is not here, or limits it cannot serve.
     """
-    if config.engine not in ENGINES:
-        raise ValueError(f"rollout.engine: expected one of {', '.join(ENGINES)}, got {config.engine!r}")
+    if config.engine not in NAMES:
+        raise ValueError(f"rollout.engine: expected one of {', '.join(NAMES)}, got {config.engine!r}")
     if config.engine == "openai":
-        raise ValueError("rollout.engine: expected hf, which samples from the model itself, got 'openai', which only "
-                         "eval and data distill can use")  # fmt: skip
+        raise ValueError("rollout.engine: expected hf, vllm or auto, which sample from the model itself, got 'openai', "
+                         "which only eval and data distill can use")  # fmt: skip
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
+    limits = {"max_slots": config.slots, "max_length": min(config.max_length, positions)}
+    if choose(config.engine, next(model.parameters()).device) == "vllm":
+        from manus_fast.rollout.engines.vllm import VLLMEngine
+
+        more = {"eager": config.vllm_eager, "can_sleep": config.sleep > 0}
+        return VLLMEngine(model, frozenset(end_ids), dtype=dtype, **limits, **more)
     from manus_fast.rollout.engines.hf import HFEngine
 
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.max_length
-    return HFEngine(model, frozenset(end_ids), max_slots=config.slots, max_length=min(config.max_length, positions))
+    return HFEngine(model, frozenset(end_ids), **limits)
+
+
+def choose(name: str, device: torch.device) -> str:
+    """What serves: `auto` is vLLM for a model on a GPU where a supported version is installed, else hf."""
+    if name != "auto":
+        return name
+    from manus_fast.rollout.engines.vllm_core import missing
+
+    reason = "the model is on the CPU" if device.type != "cuda" else missing()
+    log.info("rollout.engine auto: %s", "vllm" if reason is None else f"hf, because {reason}")
+    return "vllm" if reason is None else "hf"

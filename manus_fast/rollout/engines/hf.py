@@ -304,7 +304,7 @@ class HFEngine:
         versions = self._versions[slot, start:end].copy()
         version = int(versions[0]) if end > start else self.version
         mixed = versions if end > start and versions[-1] != version else None
-        self._ready.append(Completion(request.id, ids, log_probs, reason, version, error, mixed))
+        self._ready.append(Completion(request.id, ids, log_probs, reason, version, error, versions=mixed))
         self._requests[slot] = None
         self._busy[slot] = False
         self._used[slot] = self._clock

