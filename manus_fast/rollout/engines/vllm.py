@@ -12,8 +12,10 @@ process, no tensor parallelism, unquantised weights.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
+import weakref
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -27,12 +29,16 @@ from manus_fast.rollout.engines.vllm_weights import InPlaceWeights
 
 log = logging.getLogger("manus_fast.rollout")
 
+# vLLM keeps process-wide state (its process groups, its config): closing one engine breaks every other one.
+_open: weakref.ref[VLLMEngine] | None = None
+
 # Steps in a row that may fail before the engine is given up: one failing step costs the requests that ran in it.
 _MAX_FAILURES = 3
 
 
 class VLLMEngine:
-    """See the module's docstring, and rollout/engine.py for the contract.
+    """See the module's docstring, and rollout/engine.py for the contract. One lives in a process: opening another
+    closes it, and then it says so when it is used.
 
     Args:
         model: a Hugging Face causal LM: its config and weights are taken, the object itself is not kept.
@@ -72,19 +78,30 @@ class VLLMEngine:
         if not ends or ends[0] < 0 or ends[-1] >= vocab:
             raise ValueError(f"end_ids: expected ids in [0, {vocab}), got {ends}")
         check_installed()
+        global _open
         self.version = 0
         self.max_slots, self.max_length = max_slots, max_length
         self._ends, self._vocab = ends, vocab
         self._awake, self._loaded = True, False
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, _Running] = {}  # by vLLM's name
+        self._names: dict[int, str] = {}  # of the requests that are running, by id
+        self._numbers = itertools.count()
+        self._closed = False
         self._ready: list[Completion] = []
         self._failures = 0
         self.cached_tokens = 0
         """Prompt tokens that were found in the cache, since the start."""
         dtype = dtype or model.dtype
         device = next(model.parameters()).device
+        config = model.config.get_text_config()
+        least = bytes_for(config, dtype, device, 1, max_length)
         if cache_bytes is None:
-            cache_bytes = bytes_for(model.config.get_text_config(), dtype, device, max_slots, max_length)
+            cache_bytes = bytes_for(config, dtype, device, max_slots, max_length)
+        if cache_bytes < least:
+            raise ValueError(
+                f"cache_bytes: expected at least {least} for a sequence of max_length = {max_length} tokens, "
+                f"got {cache_bytes}"
+            )
         options = {
             "dtype": str(dtype).removeprefix("torch."),
             "max_model_len": max_length,
@@ -99,11 +116,15 @@ class VLLMEngine:
             free, total = torch.cuda.mem_get_info(device)
             options["gpu_memory_utilization"] = 0.9 * free / total
         self._can_sleep = can_sleep or device.type != "cuda"
+        earlier = _open() if _open is not None else None
+        if earlier is not None:
+            earlier.close()
         self._client = open_core(model, options)
+        _open = weakref.ref(self)
         self._core = self._client.engine_core
-        runner = self._core.model_executor.driver_worker.worker.model_runner
+        self._runner = self._core.model_executor.driver_worker.worker.model_runner
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self._weights = InPlaceWeights(runner.get_model(), shapes)
+        self._weights = InPlaceWeights(self._runner.get_model(), shapes)
         self.load(model.named_parameters(), version=0)
 
     # Requests
@@ -113,17 +134,20 @@ class VLLMEngine:
 
         Raises:
             ValueError: an empty prompt, an id outside the vocabulary, a limit or sampling parameter out of range.
+            RuntimeError: the engine is closed.
         """
         from vllm import SamplingParams
         from vllm.v1.engine import EngineCoreRequest
 
+        self._check_open()
         check_request(request, self._vocab)
         length = len(request.prompt_ids)
         if length >= self.max_length:
             message = f"prompt_ids: expected fewer than max_length = {self.max_length} tokens, got {length}"
             self._ready.append(empty_completion(request.id, "error", self.version, message))
             return
-        name = str(request.id)
+        # vLLM never sees a name twice, whatever the caller's ids do.
+        name = str(next(self._numbers))
         sampling = SamplingParams(
             temperature=request.temperature,
             top_p=request.top_p,
@@ -137,6 +161,7 @@ class VLLMEngine:
             skip_clone=True,
         )
         self._running[name] = _Running(request.id)
+        self._names[request.id] = name
         self._client.add_request(
             EngineCoreRequest(
                 request_id=name,
@@ -153,15 +178,15 @@ class VLLMEngine:
 
     def abort(self, id: int) -> None:
         """Ends a request early: it completes with what was sampled so far. An id that is done is ignored."""
-        running = self._running.get(str(id))
-        if running is not None:
-            self._client.abort_requests([str(id)])
-            self._complete(str(id), "abort")
+        name = self._names.get(id)
+        if name is not None:
+            self._client.abort_requests([name])
+            self._complete(name, "abort")
 
     def sampled(self, id: int) -> np.ndarray:
         """int32 [S]: what a running request has sampled so far; [0] for one that waits or is done."""
-        running = self._running.get(str(id))
-        return np.asarray([] if running is None else running.ids, np.int32)
+        name = self._names.get(id)
+        return np.asarray([] if name is None else self._running[name].ids, np.int32)
 
     def end_session(self, session: int) -> None:
         """Nothing to do: prefixes are shared by content, and the least recently used go first."""
@@ -171,8 +196,9 @@ class VLLMEngine:
 
         Raises:
             RuntimeError: work is there but the engine sleeps, or its weights were given up and not loaded again, or
-                steps fail again and again.
+                steps fail again and again, or the engine is closed.
         """
+        self._check_open()
         if self._running:
             if not self._awake:
                 raise RuntimeError("engine: expected wake() before more work, got a sleeping engine")
@@ -183,11 +209,14 @@ class VLLMEngine:
         return ready
 
     def _step(self) -> None:
+        state = torch.get_rng_state()  # vLLM draws from torch's generator even where every request has its own
         try:
             outputs = self._client.get_output().outputs
         except (RuntimeError, ValueError, AssertionError, torch.OutOfMemoryError) as error:
             self._fail_all(error)
             return
+        finally:
+            torch.set_rng_state(state)
         if outputs:
             self._failures = 0
         for output in outputs:
@@ -218,11 +247,17 @@ class VLLMEngine:
         if queue is not None:
             queue.clear()
         self._client.abort_requests(list(self._running))
+        # The step may have been told of requests that are over; it is told again. Blocks that it was to fill count as
+        # cached prefixes already, and hold nothing.
+        self._core.scheduler.finished_req_ids.update(self._runner.requests)
+        self._client.reset_prefix_cache()
         for name in list(self._running):
             self._complete(name, "error", f"vLLM: {type(error).__name__}: {error}")
 
     def _complete(self, name: str, reason: str, error: str | None = None) -> None:
         running = self._running.pop(name)
+        if self._names.get(running.id) == name:
+            del self._names[running.id]
         self._ready.append(running.completion(reason, error, self.version))
 
     # Weights
@@ -237,6 +272,7 @@ class VLLMEngine:
             RuntimeError: the engine sleeps: its memory is not there.
             ValueError: a name that the model does not have, a name that is missing, another shape.
         """
+        self._check_open()
         if not self._awake:
             raise RuntimeError("engine: expected wake() before load(), got a sleeping engine")
         self._loaded = False
@@ -273,8 +309,14 @@ class VLLMEngine:
             self._awake = True
 
     def close(self) -> None:
-        """Ends vLLM and frees what it holds; the engine can't be used afterwards."""
-        self._client.shutdown()
+        """Ends vLLM and frees what it holds; the engine can't be used afterwards. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._client.shutdown()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("engine: expected an open engine, got one that was closed (one lives in a process)")
 
     @staticmethod
     def _synchronize() -> None:
