@@ -181,6 +181,24 @@ def test_an_episode_by_hand():
     assert TOKENIZER.decode(turn.prompt_ids).endswith("<|user|>You are at 1 of 2.<|end|><|assistant|>")
 
 
+class ScoredCorridor(Corridor):
+    """Tells how much of the way is done, too."""
+
+    def step(self, slots, actions):
+        *columns, infos = super().step(slots, actions)
+        for slot, info in zip(slots, infos, strict=True):
+            task, at, _ = self.state[slot]
+            info["score"] = at / task.data["goal"]
+        return [*columns, infos]
+
+
+def test_the_environments_own_score_is_kept():
+    envs = InlineEnvs(ScoredCorridor(1))
+    one, two = rollout(Scripted(always(RIGHT)), 1, world=World(3), envs=envs).collect([spec(3), spec(4)])
+    assert (one.score, one.success, two.score, two.success) == (1.0, True, 0.75, False)
+    assert rollout(Scripted(always(RIGHT))).collect([spec(3)])[0].score is None
+
+
 def test_order_slots_and_refilling():
     engine = Scripted(always(RIGHT))
     specs = [spec(goal=1 + i % 4, member=i) for i in range(23)]
