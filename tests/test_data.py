@@ -1,6 +1,7 @@
 """Datasets as conversations: each published shape, each kind of malformed row, mixing, and what is trained on."""
 
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -66,6 +67,42 @@ def test_each_published_shape():
 )
 def test_every_form_of_action(text, thought, action):
     assert read_reply(text) == (thought, action)
+
+
+MARK = re.compile(r"(?:^|\n)\s*(?:Act|Action|ACTION)\s*:[ \t]*")
+PIECES = [
+    "Act:",
+    "Action:",
+    "ACTION :",
+    "Act",
+    "Think:",
+    "Thought: ",
+    " ",
+    "\n",
+    "\t",
+    "a",
+    "click[x]",
+    "\u2028",
+    "Actor: ",
+]
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=9).map("".join))
+def test_marks_are_where_a_pattern_over_lines_finds_them(text):
+    marks = list(MARK.finditer(text))
+    after = text[marks[-1].end() :].strip() if marks else ""
+    if len(after.splitlines()) == 1:
+        thought = re.sub(r"^\s*(?:Think|Thought)\s*:\s*", "", text[: marks[0].start()])
+        assert read_reply(text) == (" ".join(thought.split()), after)
+    else:
+        with pytest.raises(MalformedRow, match="lines" if after else "no action"):
+            read_reply(text)
+
+
+def test_half_a_character_is_no_text():
+    with pytest.raises(MalformedRow, match="invalid UTF-8"):
+        read_row(json.loads(json.dumps(traj(reply="Think: é \\ud83d\nAct: look")).replace("\\\\u", "\\u")))
+    assert read_row(traj(reply="Think: é 买 🙂\nAct: look")).messages[3]["content"].startswith("Think: é 买 🙂")
 
 
 def bad_turns(change):

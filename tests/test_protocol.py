@@ -23,6 +23,18 @@ def test_parse_gives_back_what_render_wrote(style, thought, action):
     assert parsed.thought == ("" if style == "act" else thought)
 
 
+PIECES = st.sampled_from(["Act:", "Action:", "Think:", "Act", "<act>", "</act>", "<think>", "<", ":", " ", "a", "b[c]"])
+
+
+@pytest.mark.parametrize("style", STYLES)
+@given(st.lists(PIECES, max_size=6).map("".join), st.lists(PIECES, min_size=1, max_size=6).map("".join))
+def test_reads_back_is_what_the_parser_says(style, thought, action):
+    thought, action = thought.strip(), action.strip() or "look"
+    protocol = Protocol(style)
+    expected = protocol.parse(protocol.render(thought, action)).action == action
+    assert protocol.reads_back(thought, action) is expected
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_the_prompt_shows_a_form_that_the_parser_reads(style):
     protocol = Protocol(style)

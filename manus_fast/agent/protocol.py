@@ -36,29 +36,29 @@ class _Style:
     template: str
     thought: re.Pattern[str] | None
     action: re.Pattern[str]
-    marks: tuple[str, ...]
-    """What the patterns look for: text without any of them cannot be taken for a thought or an action."""
+    mark: str
+    """Part of every mark of an action: text without it cannot be taken for one."""
 
 
 # An action is one non-empty line. `complete` in the last match means that nothing but white space follows it.
 _STYLES = {
     "react": _Style(
-        "Think: {thought}\nAct: {action}",
+        "Think: %(thought)s\nAct: %(action)s",
         re.compile(r"Think:[ \t]*(.*?)\s*(?=(?:^|\n|\s)(?:Act|Action):)", re.DOTALL),
         re.compile(r"(?:^|\s)(?:Act|Action):[ \t]*(\S[^\n]*?)[ \t]*(?=\n|$)"),
-        ("Think:", "Act:", "Action:"),
+        "Act",
     ),
     "tags": _Style(
-        "<think>{thought}</think><act>{action}</act>",
+        "<think>%(thought)s</think><act>%(action)s</act>",
         re.compile(r"<think>\s*(.*?)\s*</think>", re.DOTALL),
         re.compile(r"<(?:act|action)>\s*(\S[^\n]*?)\s*</(?:act|action)>", re.DOTALL),
-        ("<",),
+        "<",
     ),
     "act": _Style(
-        "Act: {action}",
+        "Act: %(action)s",
         None,
         re.compile(r"(?:^|\s)(?:Act|Action):[ \t]*(\S[^\n]*?)[ \t]*(?=\n|$)"),
-        ("Act:", "Action:"),
+        "Act",
     ),
 }
 
@@ -94,18 +94,18 @@ class Protocol:
 
     def render(self, thought: str, action: str) -> str:
         """The reply that means (thought, action): the SFT target. `parse(render(t, a))` gives back t and a."""
-        for name, value in (("thought", thought), ("action", action)):
-            if "\n" in value:
-                raise ValueError(f"{name}: expected one line, got {value!r}")
-        return self._style.template.format(thought=thought, action=action)
+        if "\n" in thought or "\n" in action:
+            name, value = ("thought", thought) if "\n" in thought else ("action", action)
+            raise ValueError(f"{name}: expected one line, got {value!r}")
+        return self._style.template % {"thought": thought, "action": action}
 
     def reads_back(self, thought: str, action: str) -> bool:
         """Whether `parse(render(thought, action))` has this very action. Both are stripped lines."""
-        # Text without a mark reads back by the form itself; only a quoted mark needs the parser.
-        for mark in self._style.marks:
-            if mark in thought or mark in action:
-                return self.parse(self.render(thought, action)).action == action
-        return True
+        # Text without a mark reads back by the form itself; only what may quote one needs the parser.
+        mark = self._style.mark
+        return (mark not in thought and mark not in action) or (
+            self.parse(self.render(thought, action)).action == action
+        )
 
     def parse(self, text: str) -> Parsed:
         """Reads a reply: the last complete action block that follows a thought.

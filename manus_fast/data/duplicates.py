@@ -29,10 +29,10 @@ class NearDuplicates:
         self.similarity = similarity
         self._rows = rows_in_a_band(similarity)
         rng = np.random.default_rng(0)
-        # Odd factors permute the 64-bit numbers; the upper half of the product is well mixed.
-        self._factors = rng.integers(0, 1 << 63, PERMUTATIONS, np.uint64) * np.uint64(2) + np.uint64(1)
-        self._shifts = rng.integers(0, 1 << 63, PERMUTATIONS, np.uint64)
-        self._words: dict[str, int] = {}
+        # Odd factors permute the 32-bit numbers.
+        self._factors = rng.integers(0, 1 << 31, PERMUTATIONS, np.uint32)[:, None] * np.uint32(2) + np.uint32(1)
+        self._shifts = rng.integers(0, 1 << 31, PERMUTATIONS, np.uint32)[:, None] * np.uint32(2)
+        self._words = _Words()
         self._buckets: dict[bytes, list[int]] = defaultdict(list)
         self._texts: list[tuple[str, np.ndarray]] = []
 
@@ -57,15 +57,8 @@ class NearDuplicates:
 
     def grams(self, text: str) -> np.ndarray:
         """uint64, rising, distinct: hashes of the text's word 5-grams; of all its words where it has fewer."""
-        known = self._words
         words = re.findall(r"\w+", text.lower())
-        hashes = np.empty(len(words), np.uint64)
-        for i, word in enumerate(words):
-            value = known.get(word)
-            if value is None:
-                raw = word.encode("utf-8", "surrogatepass")
-                value = known[word] = zlib.crc32(raw) << 32 | zlib.adler32(raw)
-            hashes[i] = value
+        hashes = np.fromiter(map(self._words.__getitem__, words), np.uint64, len(words))
         length = min(GRAM, len(words))
         mixed = np.zeros(max(1, len(words) - GRAM + 1), np.uint64)
         for start in range(length):
@@ -75,11 +68,13 @@ class NearDuplicates:
 
     def _signature(self, grams: np.ndarray) -> np.ndarray:
         """uint32 `[PERMUTATIONS]`: each permutation's least hash."""
-        least = np.full(PERMUTATIONS, np.iinfo(np.uint64).max, np.uint64)
-        for start in range(0, len(grams), 1024):  # in parts that stay in the cache
-            part = grams[start : start + 1024, None] * self._factors + self._shifts
-            np.minimum(least, part.min(0), out=least)
-        return (least >> np.uint64(32)).astype(np.uint32)
+        least = np.full(PERMUTATIONS, np.iinfo(np.uint32).max, np.uint32)
+        upper = (grams >> np.uint64(32)).astype(np.uint32)
+        for start in range(0, len(upper), 512):  # in parts that stay in the cache
+            part = upper[start : start + 512] * self._factors
+            part += self._shifts
+            np.minimum(least, part.min(1), out=least)
+        return least
 
 
 def jaccard(a: np.ndarray, b: np.ndarray) -> float:
@@ -94,3 +89,12 @@ def rows_in_a_band(similarity: float) -> int:
         if (1 - similarity**rows) ** (PERMUTATIONS // rows) <= _MISSED:
             return rows
     return 1
+
+
+class _Words(dict[str, int]):
+    """64-bit hashes of words, the same in every process."""
+
+    def __missing__(self, word: str) -> int:
+        raw = word.encode()
+        value = self[word] = zlib.crc32(raw) << 32 | zlib.adler32(raw)
+        return value

@@ -67,7 +67,7 @@ def normalise(item: Conversation, protocol: Protocol) -> Conversation:
     messages = []
     for message in item.messages:
         if message["trainable"]:
-            thought, action = read_reply(message["content"])
+            thought, action, _ = _read(message["content"])
             # Whatever a thought quotes, the reply must read back as this very action.
             if not protocol.reads_back(thought, action):
                 raise MalformedRow("ambiguous action")
@@ -83,7 +83,7 @@ def _marks(text: str) -> tuple[int, int, str]:
     # would try every place, which takes longer than all the rest.
     first = end = -1
     last = ""
-    for word in ("Act", "ACT"):
+    for word in ("Act", "ACT") if "ACT" in text else ("Act",):
         at = text.find(word)
         while at >= 0:
             line = text.rfind("\n", 0, at) + 1
@@ -98,10 +98,14 @@ def _marks(text: str) -> tuple[int, int, str]:
 
 
 def _line(text: str) -> str:
-    words = text.split()
-    if words and words[0][:1] in "T" and (mark := _THOUGHT.match(text := " ".join(words))) is not None:
-        return text[mark.end() :]
-    return " ".join(words)
+    line = " ".join(text.split())
+    if line[:1] == "T":
+        if line.startswith("Think: "):
+            return line[7:]
+        mark = _THOUGHT.match(line)
+        if mark is not None:
+            return line[mark.end() :]
+    return line
 
 
 def _one(text: str) -> str:

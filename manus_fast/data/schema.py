@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,12 +54,8 @@ class Conversation:
         return dict(vars(self))
 
 
-_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half a character, as JSON's \\u escapes can write it: no tokenizer, file or terminal takes it."""
-_ORDER = frozenset(
-    (("start", "system"), ("start", "user"), ("system", "user"), ("user", "assistant"), ("assistant", "user"))
-)
-"""Which role may follow which."""
+_NEXT = {"start": ("user", "system"), "system": ("user",), "user": ("assistant",), "assistant": ("user",)}
+"""Which roles may follow which."""
 
 
 def domain_of(identifier: str, default: str = "other") -> str:
@@ -97,20 +92,16 @@ def conversation(
             raise MalformedRow("another schema") from error
         if role is None:
             raise MalformedRow("unknown role")
-        if content is None:
-            raise MalformedRow("null content")
         if not isinstance(content, str):
-            raise MalformedRow("content is not text")
+            raise MalformedRow("null content" if content is None else "content is not text")
         if not content or content.isspace():
             raise MalformedRow("empty turn")
         if len(content) >= MAX_CONTENT:
             raise MalformedRow("message too long")
-        if not content.isascii() and _LONE_SURROGATE.search(content):
+        if not content.isascii() and not _encodable(content):
             raise MalformedRow("invalid UTF-8")
-        if role == previous == "assistant":
-            raise MalformedRow("two assistants in a row")
-        if (previous, role) not in _ORDER:
-            raise MalformedRow("wrong role order")
+        if role not in _NEXT[previous]:
+            raise MalformedRow("two assistants in a row" if role == previous == "assistant" else "wrong role order")
         flag = False
         if role == "assistant":
             flag = turn.get(loss_key)
@@ -125,3 +116,12 @@ def conversation(
         raise MalformedRow("nothing trainable")
     name = str(identifier)
     return Conversation(name, source, domain or domain_of(name), messages)
+
+
+def _encodable(text: str) -> bool:
+    """Whether files and tokenizers take a text: not one with half a character, as JSON's \\u escapes can write it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
