@@ -28,13 +28,16 @@ from manus_fast.evaluate import Report, compare
 from manus_fast.versions import git_commit
 
 
+SHAPE = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 4, "intermediate": 128}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", default="runs/webshop_training", help="seedN/ and seedN.json are made in it")
     parser.add_argument("--cpus", type=int, nargs="+", help="the cores to run on, as many threads as them")
     parser.add_argument("--control", action="store_true", help="also imitate on for as long as PPO took")
-    parser.add_argument("--shape", nargs="+", default=[], metavar="NAME=N", help="of the policy: hidden=64 layers=3 …")
+    parser.add_argument("--shape", nargs="+", default=[], metavar="NAME=N", help="of the policy: hidden=128 layers=3 …")
     parser.add_argument("--collect", metavar="OUT", help="train nothing: put the seeds in OUT together")
     parser.add_argument("--json", help="with --collect: where the record goes")
     parser.add_argument("overrides", nargs="*", default=[], help="of configs/demo_webshop.yaml, as KEY=VALUE")
@@ -49,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         os.sched_setaffinity(0, arguments.cpus)
         torch.set_num_threads(len(arguments.cpus))
     prepare()
-    shape = {name: int(size) for name, size in (word.split("=") for word in arguments.shape)}
+    shape = SHAPE | {name: int(size) for name, size in (word.split("=") for word in arguments.shape)}
     for seed in arguments.seeds:
         row = train(seed, Path(arguments.out), arguments.control, arguments.overrides, shape)
         print(json.dumps(row), flush=True)
@@ -119,9 +122,9 @@ def collect(out: Path) -> dict[str, Any]:
         for name in stages
     }
     first = rows[0]
-    words = ["--seeds", *(str(row["seed"]) for row in rows), *(f"{k}={v}" for k, v in first["shape"].items())]
-    if first["shape"]:
-        words.insert(len(rows) + 1, "--shape")
+    words = ["--seeds", *(str(row["seed"]) for row in rows)]
+    other = [f"{name}={size}" for name, size in first["shape"].items() if SHAPE.get(name) != size]
+    words += ["--shape", *other] if other else []
     words += ["--", *first["overrides"]] if first["overrides"] else []
     return {
         "command": f"python -m benchmarks.bench_webshop_training {' '.join(words)}",

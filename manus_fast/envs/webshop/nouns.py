@@ -72,7 +72,8 @@ def tagger(kind: str) -> tuple[str, Callable[[str], tuple[str, ...]]]:
         raise ValueError(f"nouns: expected auto, rule or spacy, got {kind!r}")
     name = None if kind == "rule" else installed()
     if name is not None:
-        return f"spacy {name}", _pipeline(name)
+        # Loaded at the first purchase: spaCy takes a second and 200 MiB, torch among them.
+        return f"spacy {name}", lambda text: _pipeline(name)(text)
     if kind == "spacy":
         raise ValueError(f"nouns: expected spacy with one of {', '.join(MODELS)} for 'spacy', found none installed")
     return "rule", by_rule
