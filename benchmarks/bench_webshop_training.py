@@ -27,7 +27,6 @@ from manus_fast.demo import Stage, run
 from manus_fast.evaluate import Report, compare
 from manus_fast.versions import git_commit
 
-
 SHAPE = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 4, "intermediate": 128}
 
 
