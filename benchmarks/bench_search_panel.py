@@ -51,7 +51,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="folder of the policy")
+    parser.add_argument("--model", default=None, help="folder of the policy")
+    parser.add_argument("--merge", nargs="+", default=None, help="join the rows of these files, and search nothing")
     parser.add_argument("--split", default="valid_unseen")
     parser.add_argument("--tasks", type=int, default=200)
     parser.add_argument("--budgets", type=int, nargs="+", default=[125, 250, 500, 1000], help="generated tokens a task")
@@ -60,11 +61,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--value_tasks", type=int, default=150, help="training tasks that the value model learns from")
     parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
     parser.add_argument("--json", default=None, help="where the rows go")
-    parser.add_argument("overrides", nargs="*", default=[], help="of configs/demo_household.yaml, as KEY=VALUE")
+    parser.add_argument("overrides", nargs="*", default=[], help="of configs/search_household.yaml, as KEY=VALUE")
     arguments = parser.parse_args(argv)
+    if arguments.merge:
+        merge(arguments.merge, arguments.json)
+        return
+    if arguments.model is None:
+        parser.error("--model: expected the folder of a policy, got none")
     prepare()
     torch.set_num_threads(1)
-    config = Config.load(find_config(None, "demo_household"), arguments.overrides)
+    config = Config.load(find_config(None, "search_household"), arguments.overrides)
     model, tokenizer = load_model(arguments.model)
     player = Player(config, model, tokenizer)
     panel = make_panel(player.environment, arguments.split, arguments.tasks)
@@ -114,6 +120,29 @@ def main(argv: Sequence[str] | None = None) -> None:
             }
             if arguments.json:
                 Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+
+
+def merge(files: Sequence[str], target: str | None) -> None:
+    """Joins the records of runs that searched the same panel, each with some of the strategies.
+
+    Raises:
+        SystemExit: they searched another split, number of tasks or budgets.
+    """
+    records = [json.loads(Path(file).read_text()) for file in files]
+    rows = [row for record in records for row in record["rows"]]
+    if len({(record["split"], record["commit"]) for record in records}) > 1 or any(
+        (row["tasks"], list(row["solved"])) != (rows[0]["tasks"], list(rows[0]["solved"])) for row in rows
+    ):
+        raise SystemExit("--merge: expected runs of one commit, split, number of tasks and budgets, got several")
+    names = list(STRATEGIES)
+    greedy = [row for row in rows if row["name"] == "greedy"][:1]
+    rest = [row for row in rows if row["name"] != "greedy"]
+    rest.sort(key=lambda row: (row["search"]["temperature"], names.index(row["name"])))
+    record = {**records[0], "rows": greedy + rest}
+    for row in record["rows"]:
+        print(line(row, [int(budget) for budget in row["solved"]]))
+    if target:
+        Path(target).write_text(json.dumps(record, indent=1) + "\n")
 
 
 def value_model(player: Player, model: Any, tasks: int) -> Policy:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks import bench_expert_iteration, search_tables
+from benchmarks import bench_expert_iteration, bench_search_panel, search_tables
 
 
 def test_the_page_is_up_to_date():
@@ -41,3 +41,23 @@ def test_seeds_are_merged_with_their_mean(tmp_path, capsys):
         bench_expert_iteration.merge(tmp_path, "run", None)
     with pytest.raises(SystemExit, match=r"expected folders seed<n> with other\.json"):
         bench_expert_iteration.merge(tmp_path, "other", None)
+
+
+def test_runs_of_one_panel_are_joined(tmp_path, capsys):
+    def record(name, temperature, tasks=200):
+        row = {"name": name, "search": {"temperature": temperature}, "tasks": tasks, "solved": {"125": 50},
+               "success": {"125": 0.25}, "mean_tokens": 100.0, "mean_steps": 5.0}  # fmt: skip
+        return {"split": "valid_unseen", "commit": "abc", "rows": [row]}
+
+    files = []
+    for number, case in enumerate((("MCTS", 1.0), ("beam", 1.4), ("beam", 1.0), ("greedy", 1.0), ("greedy", 1.0))):
+        files.append(str(tmp_path / f"{number}.json"))
+        (tmp_path / f"{number}.json").write_text(json.dumps(record(*case)))
+    bench_search_panel.main(["--merge", *files, "--json", str(tmp_path / "all.json")])
+    rows = json.loads((tmp_path / "all.json").read_text())["rows"]
+    found = [(row["name"], row["search"]["temperature"]) for row in rows]
+    assert found == [("greedy", 1.0), ("beam", 1.0), ("MCTS", 1.0), ("beam", 1.4)]
+    assert "| greedy | – | 25.0 | 100 | 5.0 |" in capsys.readouterr().out
+    (tmp_path / "0.json").write_text(json.dumps(record("MCTS", 1.0, tasks=100)))
+    with pytest.raises(SystemExit, match="expected runs of one commit, split, number of tasks and budgets"):
+        bench_search_panel.main(["--merge", *files])
