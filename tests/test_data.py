@@ -179,6 +179,17 @@ def test_commands(tmp_path, capsys):
     assert main(["data", "stats", str(tmp_path / "none.jsonl")]) == 2
 
 
+def test_show_writes_control_characters_out(tmp_path, capsys):
+    row = traj("a\x1b[2J", reply="Think: [bold]é\x1b]0;x\x07\u202e\nAct: look\tup")
+    assert main(["data", "show", write(tmp_path / "a.jsonl", [row])]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\x07" not in shown and "\u202e" not in shown
+    assert "Think: [bold]é\\x1b]0;x\\x07\\u202e" in shown and "a\\x1b[2J" in shown
+    assert main(["data", "show", write(tmp_path / "b.jsonl", [])]) == 0
+    assert "no conversation in" in capsys.readouterr().err
+    assert main(["data", "show", str(tmp_path / "b.jsonl"), "--limit", "0"]) == 2
+
+
 WORDS = ["look", "click[buy", "now]", "mug", "7", "Think:", "Act:", "the", ",", "User", "Assistant", "System", ":"]
 TOKENIZER = make_tokenizer([" ".join(WORDS), "User:\nAssistant:\nSystem:\n", *WORDS])
 TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join)

@@ -117,6 +117,8 @@ def test_mistakes_are_one_sentence_and_leave_nothing(tmp_path, capsys):
         ([str(tmp_path / "file")], "expected a file named .jsonl"),
         ([f"{good}=0"], "one above 0"),
         ([f"{good}=-1"], "weights >= 0"),
+        ([f"{good}=inf"], "finite"),
+        ([f"{good}=nan"], "finite"),
         ([good, "--similarity", "0"], "similarity"),
         ([good, "--valid", "1"], "valid"),
     ]
@@ -128,3 +130,4 @@ def test_mistakes_are_one_sentence_and_leave_nothing(tmp_path, capsys):
     assert main(["data", "build", good, "--output_dir", str(tmp_path / "file" / "out")]) == 2
     assert "--output_dir" in capsys.readouterr().err
     assert main(["data", "build", good, "--output_dir", str(tmp_path / "file")]) == 2
+    assert main(["data", "build", good, "--output_dir", ""]) == 2

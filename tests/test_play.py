@@ -95,3 +95,14 @@ def test_mistakes(play, tmp_path):
     assert play([], "--task", "99")[0] == 2  # the later --task wins
     code, _, error = play([], "--record", tmp_path / "none" / "x.jsonl")
     assert code == 2 and "--record: expected a file in a folder that exists" in error
+    for name in (tmp_path, "", tmp_path / ("x" * 300)):  # a folder, nothing, a name that no file system takes
+        code, _, error = play([], "--record", name)
+        assert code == 2 and "--record: expected a file" in error
+
+
+def test_a_record_goes_on_after_a_line_without_an_end(play, tmp_path, capsys):
+    file = tmp_path / "x.jsonl"
+    file.write_text('{"half": 1')
+    assert "demonstration 2 of" in play([action for action, _ in COMMANDS], "--record", file)[1]
+    dropped = Counter()
+    assert len(list(load_conversations(str(file), dropped, Protocol()))) == 1 and dropped == {"truncated JSON": 1}

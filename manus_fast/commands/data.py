@@ -49,7 +49,7 @@ app.command("distill")(distill.distill)
 @app.command()
 def show(
     name: Name,
-    limit: Annotated[int, typer.Option("--limit", help="Conversations.")] = 1,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Conversations.")] = 1,
     raw: Annotated[bool, typer.Option("--raw", help="Replies as the dataset has them.")] = False,
 ) -> None:
     """Prints conversations with what is trained on in green."""
@@ -59,12 +59,15 @@ def show(
     from manus_fast.agent.protocol import Protocol
     from manus_fast.data.load import load_conversations
 
-    console, dropped = Console(), Counter()
+    console, dropped, shown = Console(), Counter(), 0
     for item in islice(load_conversations(name, dropped, None if raw else Protocol()), limit):
-        console.print(Text(f"{item.source} {item.id} ({item.domain})", "bold"))
+        console.print(Text(_visible(f"{item.source} {item.id} ({item.domain})"), "bold"))
         for message in item.messages:
             style = "green" if message["trainable"] else ""
-            console.print(Text(f"{message['role']}: ", "dim"), Text(message["content"], style), sep="")
+            console.print(Text(f"{message['role']}: ", "dim"), Text(_visible(message["content"]), style), sep="")
+        shown += 1
+    if not shown:
+        typer.echo(f"no conversation in {name}", err=True)
     _skipped(dropped)
 
 
@@ -98,6 +101,11 @@ def _source(word: str) -> tuple[str, float]:
         return name, float(weight)
     except ValueError as error:
         raise UserError(f"data build: expected DATA or DATA=WEIGHT, got {word!r}") from error
+
+
+def _visible(text: str) -> str:
+    """Control characters as they are written in code: a dataset may not move the reader's cursor."""
+    return "".join(c if c in "\n\t" or c.isprintable() or c.isspace() else repr(c)[1:-1] for c in text)
 
 
 def _skipped(dropped: Counter[str]) -> None:

@@ -53,8 +53,8 @@ def play(
     tasks = environment.tasks(split or settings.environment.split)
     if not 0 <= task < len(tasks):
         raise UserError(f"--task: expected 0 to {len(tasks) - 1}, got {task}")
-    if record is not None and not Path(record).resolve().parent.is_dir():
-        raise UserError(f"--record: expected a file in a folder that exists, got {record!r}")
+    if record is not None:
+        _check_record(Path(record))
     success, steps = _game(environment, tasks[task], seed, thoughts)
     if record is None:
         return
@@ -154,6 +154,20 @@ def _ask(prompt: str) -> str | None:
     return " ".join(line.split())
 
 
+def _check_record(file: Path) -> None:
+    """Before the game rather than after it: whether the file can be written."""
+    try:
+        if not file.resolve().parent.is_dir() or file.is_dir():
+            raise UserError(f"--record: expected a file in a folder that exists, got {str(file)!r}")
+        there = file.exists()
+        with file.open("a"):
+            pass
+        if not there:
+            file.unlink()
+    except OSError as error:
+        raise UserError(f"--record: expected a file to write to, got {str(file)!r} ({error.strerror})") from error
+
+
 def _write(file: Path, task: Task, env: str, system: str, steps: list[Step], protocol: Protocol) -> int:
     """Adds the game to the file and returns how many it holds. Ids are numbered: a task may be played twice."""
     from manus_fast.data.schema import DOMAINS, Conversation
@@ -164,8 +178,10 @@ def _write(file: Path, task: Task, env: str, system: str, steps: list[Step], pro
         messages.append({"role": "user", "content": seen, "trainable": False})
         reply = protocol.render(step.thought, step.action)
         messages.append({"role": "assistant", "content": reply, "trainable": step.trainable})
-    there = sum(1 for line in file.read_bytes().splitlines() if line.strip()) if file.exists() else 0
+    before = file.read_bytes() if file.exists() else b""
+    there = sum(1 for line in before.splitlines() if line.strip())
     row = Conversation(f"{task.id}#{there}", "human", DOMAINS.get(env, env), messages)
     with file.open("a", encoding="utf-8") as out:
-        out.write(json.dumps(row.to_json(), ensure_ascii=False) + "\n")
+        start = "\n" if before and not before.endswith(b"\n") else ""  # a last line without its end stays one
+        out.write(start + json.dumps(row.to_json(), ensure_ascii=False) + "\n")
     return there + 1

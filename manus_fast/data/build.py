@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import random
 from collections import Counter
@@ -69,8 +70,9 @@ def build(
         ValueError: a weight that is negative, nothing to mix, a source without a row to train on, a folder that cannot
             be written to, or whatever `load_conversations` refuses.
     """
-    if not any(weight > 0 for _, weight in sources) or any(weight < 0 for _, weight in sources):
-        raise ValueError(f"sources: expected weights >= 0 and one above 0, got {[w for _, w in sources]}")
+    weights = [weight for _, weight in sources]
+    if not any(weights) or not all(0 <= weight < math.inf for weight in weights):
+        raise ValueError(f"sources: expected finite weights >= 0 and one above 0, got {weights}")
     with _Files(out, ("train.jsonl", "valid.jsonl", "report.json")) as files:
         duplicates = NearDuplicates(config.similarity)
         report: dict[str, Any] = {"sources": {}, "train": 0, "valid": 0}
@@ -125,7 +127,7 @@ class _Files:
     """Files of a folder that appear together at the end, or not at all where something goes wrong before it."""
 
     def __init__(self, folder: str | Path, names: Sequence[str]):
-        self.folder = Path(folder)
+        self._given, self.folder = folder, Path(folder)
         self._partial = {name: self.folder / f".{name}.{os.getpid()}.partial" for name in names}
         self._made: list[Path] = []
         self._open: dict[str, IO[str]] = {}
@@ -134,6 +136,8 @@ class _Files:
         self._open[name].write(text)
 
     def __enter__(self) -> _Files:
+        if not str(self._given):
+            raise ValueError("--output_dir: expected a folder, got none")
         missing = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
