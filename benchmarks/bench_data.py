@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.data:
         from manus_fast.data.load import read_records
 
-        rows += measure(arguments.data, list(read_records(arguments.data)), arguments.repeats)
+        rows += measure(Path(arguments.data).name, list(read_records(arguments.data)), arguments.repeats)
     print(f"{'case':>12} {'stage':>10} {'conversations/s':>16} {'replies':>8} {'characters':>11} {'MB/s':>7}")
     for row in rows:
         print(

@@ -1,6 +1,6 @@
 """WebShop: steps a second on one core, bytes of a clone, and memory of many workers that share one store.
 
-    python -m benchmarks.bench_webshop --json benchmarks/results/cpu.json
+    python -m benchmarks.bench_webshop --json benchmarks/results/webshop.json
     python -m benchmarks.bench_webshop --workers 32 --json benchmarks/results/webshop_memory.json
 
 Episodes act at random: a fifth of the commands searches for words of the shopper's own instruction, drawn anew, so that
@@ -23,7 +23,9 @@ import tracemalloc
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench_data import cpu
 from manus_fast import envs
+from manus_fast.versions import git_commit
 
 WORLDS = 64
 
@@ -160,19 +162,24 @@ def main() -> None:
         if args.json:
             Path(args.json).write_text(json.dumps(rows, indent=2) + "\n")
         return
-    from benchmarks import harness  # imports torch, which the workers' memory must not show
-
-    report = harness.Report("webshop", harness.device_name("cpu"), harness.Ceilings(1, 1), harness.commit_name())
+    rows = []
+    about = {"cpu": cpu(), "commit": git_commit(), "worlds": WORLDS}
     for mode in args.modes:
         for expert in (False, True) if mode == "text" else (False,):
             environment = envs.make("webshop", mode=mode)
             play(environment, 2000, seed=1, expert=expert)
             spent, figures = play(environment, args.steps, seed=0, expert=expert)
-            report.add(f"{mode}, {'expert' if expert else 'random'}", "python", "step", spent / figures["steps"] * 1e3)
-            about = ", ".join(f"{name} {value:.3g}" for name, value in figures.items())
-            print(f"  {figures['steps'] / spent:,.0f} steps/s; {about}")
-    print(f"  a clone: {clone_bytes(envs.make('webshop')):.0f} bytes")
-    report.save(args.json)
+            case = {"case": f"{mode}, {'expert' if expert else 'random'}", "ms": spent / figures["steps"] * 1e3}
+            rows.append(
+                {"op": "webshop", "pass": "step", "backend": "python", **case, **figures, **about}
+                | {"steps_per_s": figures["steps"] / spent}
+            )
+            print(json.dumps(rows[-1]), flush=True)
+    size = clone_bytes(envs.make("webshop"))
+    rows.append({"op": "webshop", "pass": "clone", "backend": "python", "case": "text", "bytes": size, **about})
+    print(f"a clone: {size:.0f} bytes")
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=2) + "\n")
 
 
 if __name__ == "__main__":

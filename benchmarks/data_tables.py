@@ -1,0 +1,117 @@
+"""Writes the tables of docs/data.md and docs/webshop.md from benchmarks/results/*.json; no figure is typed by hand.
+
+python -m benchmarks.data_tables            # rewrites both pages between their markers
+python -m benchmarks.data_tables --check    # exits with 1 where a page differs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def throughput(rows: list[dict[str, Any]]) -> list[str]:
+    """Conversations a second by case and stage."""
+    stages = list(dict.fromkeys(row["stage"] for row in rows))
+    lines = [
+        f"One core of {rows[0]['cpu']}, commit {rows[0]['commit']}: conversations a second.",
+        "",
+        "| case | replies | characters | " + " | ".join(stages) + " |",
+        "|---|---|---|" + "---|" * len(stages),
+    ]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own = {row["stage"]: row for row in rows if row["case"] == case}
+        first = next(iter(own.values()))
+        figures = " | ".join(f"{own[stage]['conversations_per_s']:,.0f}" for stage in stages)
+        lines.append(f"| {case} | {first['replies']:.1f} | {first['characters']:,.0f} | {figures} |")
+    return lines
+
+
+def speed(rows: list[dict[str, Any]]) -> list[str]:
+    """Steps a second by mode, and what a clone takes."""
+    steps = [row for row in rows if row["pass"] == "step"]
+    lines = [
+        f"One core of {rows[0]['cpu']}, {rows[0]['worlds']} worlds, commit {rows[0]['commit']}.",
+        "",
+        "| mode, player | steps/s | searches | characters a page | saved world, bytes (most) |",
+        "|---|---|---|---|---|",
+    ]
+    for row in steps:
+        lines.append(
+            f"| {row['case']} | **{row['steps_per_s']:,.0f}** | {100 * row['searches']:.0f} % | "
+            f"{row['characters']:,.0f} | {row['saved_bytes']:.0f} ({row['saved_bytes_max']}) |"
+        )
+    (clone,) = (row for row in rows if row["pass"] == "clone")
+    return [*lines, "", f"A clone that took a step of its own takes {clone['bytes']:.0f} bytes of memory."]
+
+
+def training(record: dict[str, Any]) -> list[str]:
+    """Imitation and PPO by seed, with intervals."""
+    lines = [
+        f"Mean score, and success (score 1), on the {record['tasks']} test goals, played greedily; {record['threads']} threads "
+        f"a seed; `{record['command']}` at commit {record['commit']}.",
+        "",
+        "| seed | imitation | PPO | score, difference (95 %) | success, points (95 %) | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in record["rows"]:
+        cells = [f"{row[name]['score']:.3f}, {100 * row[name]['success']:.1f} %" for name in ("sft", "ppo")]
+        found = row["ppo_minus_sft"]
+        score = [f"{found['score'][name]:+.3f}" for name in ("difference", "low", "high")]
+        points = [f"{100 * found['success'][name]:+.1f}" for name in ("difference", "low", "high")]
+        cells += [f"{low[0]} ({low[1]} to {low[2]})" for low in (score, points)]
+        seconds = f"{row['sft']['seconds']:.0f} + {row['ppo']['seconds']:.0f}"
+        lines.append(f"| {row['seed']} | {' | '.join(cells)} | {seconds} |")
+    mean = {name: f"{r['score']:.3f}, {100 * r['success']:.1f} %" for name, r in record["mean"].items()}
+    lines.append(f"| mean | {mean['sft']} | {mean['ppo']} | | | |")
+    return lines
+
+
+# (page, marker) → (file of results, its lines)
+BLOCKS: dict[tuple[str, str], tuple[str, Callable[[Any], list[str]]]] = {
+    ("docs/data.md", "throughput"): ("data.json", throughput),
+    ("docs/webshop.md", "speed"): ("webshop.json", speed),
+    ("docs/webshop.md", "training"): ("webshop_training.json", training),
+}
+
+
+def filled(page: str, text: str) -> str:
+    """The page's text with every block between its markers; blocks whose file of results is absent are left out.
+
+    Raises:
+        ValueError: a block has no markers there.
+    """
+    for (place, name), (file, lines) in BLOCKS.items():
+        if place != page or not (RESULTS / file).is_file():
+            continue
+        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
+        if begin not in text or end not in text:
+            raise ValueError(f"{page}: expected the markers {begin.strip()} and {end}, got none")
+        before, _, rest = text.partition(begin)
+        made = "\n".join(lines(json.loads((RESULTS / file).read_text())))
+        text = f"{before}{begin}{made}\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a page differs")
+    arguments = parser.parse_args(argv)
+    for page in dict.fromkeys(page for page, _ in BLOCKS):
+        text = (ROOT / page).read_text()
+        new = filled(page, text)
+        if arguments.check and new != text:
+            sys.exit(f"{page}: a table differs from benchmarks/results: run it again")
+        if not arguments.check:
+            (ROOT / page).write_text(new)
+
+
+if __name__ == "__main__":
+    main()

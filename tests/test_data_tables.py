@@ -1,0 +1,52 @@
+"""The tables of docs/data.md and docs/webshop.md come from benchmarks/results."""
+
+import pytest
+
+from benchmarks import data_tables
+
+
+def test_the_pages_are_up_to_date():
+    data_tables.main(["--check"])
+
+
+def test_a_page_without_the_markers_is_refused():
+    for (page, name), (file, _) in data_tables.BLOCKS.items():
+        if (data_tables.RESULTS / file).is_file():
+            with pytest.raises(ValueError, match=f"{page}: expected the markers <!-- {name}:begin -->"):
+                data_tables.filled(page, "no tables here")
+
+
+def test_training_by_hand():
+    stage = {"score": 0.5, "success": 0.25, "seconds": 100.4}
+    better = {"score": 0.75, "success": 0.5, "seconds": 200.0}
+    interval = {"difference": 0.25, "low": 0.2, "high": 0.3}
+    row = {"seed": 3, "sft": stage, "ppo": better, "ppo_minus_sft": {"score": interval, "success": interval}}
+    record = {"tasks": 500, "command": "run", "commit": "abc", "threads": 2, "rows": [row],
+              "mean": {"sft": stage, "ppo": better}}  # fmt: skip
+    lines = data_tables.training(record)
+    assert (
+        lines[-2]
+        == "| 3 | 0.500, 25.0 % | 0.750, 50.0 % | +0.250 (+0.200 to +0.300) | +25.0 (+20.0 to +30.0) | 100 + 200 |"
+    )
+    assert lines[-1] == "| mean | 0.500, 25.0 % | 0.750, 50.0 % | | | |"
+
+
+def test_throughput_by_hand():
+    rows = [
+        {
+            "case": case,
+            "stage": stage,
+            "conversations_per_s": rate,
+            "replies": 5.0,
+            "characters": 6000.0,
+            "cpu": "C",
+            "commit": "abc",
+        }
+        for case, stage, rate in (
+            ("a", "normalise", 21_000.4),
+            ("a", "load", 9000),
+            ("b", "normalise", 1),
+            ("b", "load", 2),
+        )
+    ]
+    assert data_tables.throughput(rows)[-2:] == ["| a | 5.0 | 6,000 | 21,000 | 9,000 |", "| b | 5.0 | 6,000 | 1 | 2 |"]
