@@ -55,8 +55,8 @@ def speed(rows: list[dict[str, Any]]) -> list[str]:
 def training(record: dict[str, Any]) -> list[str]:
     """Imitation and PPO by seed, with intervals."""
     lines = [
-        f"Mean score, and success (score 1), on the {record['tasks']} test goals, played greedily; {record['threads']} threads "
-        f"a seed; `{record['command']}` at commit {record['commit']}.",
+        f"Mean score, and success (score 1), on the {record['tasks']} test goals, played greedily;",
+        f"{record['threads']} threads a seed; `{record['command']}` at commit {record['commit']}.",
         "",
         "| seed | imitation | PPO | score, difference (95 %) | success, points (95 %) | seconds |",
         "|---|---|---|---|---|---|",
