@@ -106,10 +106,9 @@ def test_attention_sees_ancestors_and_nothing_else(kv_heads):
         TreePlan([2], [np.asarray([0])], query.device)
 
 
-def scored(rows, share, critic, weights, select=None):
+def scored(rows, share, critic, weights, select=None, checkpointing=False):
     """Everything that `score` gives, and the gradient of a weighted sum of it."""
-    model = tiny_model()
-    policy = Policy(model, critic)
+    policy = Policy(tiny_model(), critic, gradient_checkpointing=checkpointing)
     with torch.no_grad():
         policy.value_head.weight.copy_(torch.linspace(-0.3, 0.3, 32)[None])
     packed = pack(rows, share)
@@ -136,6 +135,14 @@ def test_scores_and_gradients_are_those_of_rows_computed_one_by_one(critic, sele
     for name, gradient in wanted.items():
         assert torch.allclose(got[name], gradient, rtol=1e-4, atol=1e-4 * float(gradient.abs().max())), name
     assert work.tokens < work.rows_tokens
+
+
+def test_gradient_checkpointing_computes_the_same_tree_again():
+    rows = branching_rows(6)
+    weights = torch.randn(4, sum(map(len, rows)), generator=torch.Generator().manual_seed(2))
+    _, wanted, _ = scored(rows, True, "shared", weights)
+    _, got, _ = scored(rows, True, "shared", weights, checkpointing=True)
+    assert all(torch.equal(gradient, got[name]) for name, gradient in wanted.items())
 
 
 @settings(max_examples=25, deadline=None)
