@@ -11,7 +11,9 @@ import typer
 
 from manus_fast import __version__
 from manus_fast.commands import data, env, expert, machine, measure, models, play, search, serve, train
+from manus_fast.commands.common import Relaunch
 from manus_fast.errors import DONE, OURS, USERS, is_users_mistake, sentence, write_log
+from manus_fast.launch import launch
 
 app = typer.Typer(
     name="manus-fast",
@@ -76,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if text:
             print(f"manus-fast: {text}", file=sys.stderr)
         return USERS
+    except Relaunch as wish:
+        return launch(wish.ranks, words)
     except (KeyboardInterrupt, typer.Abort):
         print("manus-fast: interrupted", file=sys.stderr)
         return 130

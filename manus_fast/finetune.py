@@ -28,6 +28,7 @@ from manus_fast.learn.sft import SFTResult, SFTState, check_rows, train_sft
 from manus_fast.player import Player
 from manus_fast.process import prepare_process
 from manus_fast.progress import Progress
+from manus_fast.ranks import connect
 from manus_fast.rollout.seeds import derive
 from manus_fast.run_config import Config
 from manus_fast.tracking import Tracking, prepare_folder
@@ -46,7 +47,7 @@ class FineTuned:
 
 
 class FineTune:
-    """One SFT run, in one process.
+    """One SFT run, in one process or on every rank that a launcher started.
 
     Args:
         config: its model, agent, environment, data, sft, evaluation and training blocks are used.
@@ -62,10 +63,11 @@ class FineTune:
     ):
         prepare_process()
         self.config = config
+        self.ranks = connect()
         self.folder = prepare_folder(config.training.output_dir)
         if model is None:
             model, tokenizer = config.model.open()
-        self.player = Player(config, model, tokenizer, environment)
+        self.player = Player(config, model, tokenizer, environment, self.ranks)
         self.tokenizer = tokenizer
         # A named dataset takes the expert's place.
         split = self.player.environment.tasks(config.environment.split)
@@ -73,15 +75,17 @@ class FineTune:
         self.tasks = training_tasks(split, count, config.training.seed)
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
         self.policy = Policy(model, "none", config.model.gradient_checkpointing, config.model.compile)
-        self.backend = make_backend(self.policy, config.backend, config.sft.optimizer(), config.model.dtype)
+        self.backend = make_backend(self.policy, config.backend, config.sft.optimizer(), config.model.dtype, self.ranks)
         self.state = SFTState()
-        newest = latest(self.folder) if config.training.resume else None
+        newest = self.ranks.of_first(latest(self.folder)) if config.training.resume else None
         if newest is not None:
             checkpoint = load(newest)
             self.backend.load(checkpoint.tensors("optimizer"))
             self.state = SFTState.of(checkpoint.scalars["sft"], checkpoint.tensors("best") or None)
         self._version = self.state.step
         self._resumed = newest is not None
+        self.tracking: Tracking | None = None
+        """Of rank 0."""
 
     def run(self, rows: Sequence[Row] | None = None) -> FineTuned:
         """Trains on `rows`, or on demonstrations of the environment's expert; the model is in `output_dir`/model."""
@@ -91,10 +95,11 @@ class FineTune:
         check_rows(rows, config.sft)
         self._open()
         total = config.sft.epochs * steps_per_epoch(len(rows), config.sft.batch_size)
-        with Progress("sft", total) as progress:
+        with Progress("sft", total, silent=not self.ranks.first) as progress:
 
             def on_step(state: SFTState, stats: dict[str, float]) -> None:
-                if state.step % training.logging_steps == 0 or "sft/validation" in stats:
+                checked = "sft/validation" in stats
+                if self.tracking is not None and (checked or state.step % training.logging_steps == 0):
                     self.tracking.log(state.step, stats)
                 shown = {"loss": stats["sft/loss"]}
                 if state.history:
@@ -117,14 +122,18 @@ class FineTune:
         report = self.evaluate()
         if training.save_strategy != "no":
             self.save(self.state)
-        self.policy.model.save_pretrained(self.folder / "model")
-        self.tokenizer.save_pretrained(self.folder / "model")
-        report.save(self.folder / "eval.json")
-        self.tracking.close()
+        if self.tracking is not None:
+            self.policy.model.save_pretrained(self.folder / "model")
+            self.tokenizer.save_pretrained(self.folder / "model")
+            report.save(self.folder / "eval.json")
+            self.tracking.close()
+        self.ranks.wait()
         return FineTuned(result, report)
 
     def _open(self) -> None:
         """Begins the run's records: only now, so that a run without data to train on leaves none."""
+        if not self.ranks.first:
+            return
         self.tracking = Tracking(
             self.folder,
             resume_step=self.state.step if self._resumed else None,
@@ -139,12 +148,16 @@ class FineTune:
         config, player, tasks = self.config, self.player, self.tasks
         seeds = [derive(config.training.seed, number) for number in range(len(tasks))]
         system = player.system_prompt
-        rows = [
-            row
-            for number, episode in enumerate(demonstrate(player.environment, tasks, seeds, config.data.expert))
-            if episode.success
-            for row in demonstration_rows(player.context, player.protocol, system, episode.steps, number)
-        ]
+        mine = self.ranks.share(len(tasks))
+        played = demonstrate(player.environment, [tasks[i] for i in mine], [seeds[i] for i in mine], config.data.expert)
+        rows = self.ranks.gather(
+            [
+                row
+                for number, episode in zip(mine, played, strict=True)
+                if episode.success
+                for row in demonstration_rows(player.context, player.protocol, system, episode.steps, number)
+            ]
+        )
         if not rows:
             raise ValueError(
                 f"data.demonstrations: expected at least one episode that the expert wins within "
@@ -183,15 +196,18 @@ class FineTune:
 
     def save(self, state: SFTState) -> None:
         """Writes a checkpoint from which a run goes on exactly."""
-        save(
-            self.folder,
-            state.step,
-            scalars={"sft": state.scalars()},
-            tensors={"optimizer": self.backend.tensors(), "best": state.best or {}},
-            model=self.policy.model,
-            tokenizer=self.tokenizer,
-            keep=self.config.training.keep_checkpoints,
-        )
+        tensors = {"optimizer": self.backend.tensors(), "best": state.best or {}}
+        if self.ranks.first:
+            save(
+                self.folder,
+                state.step,
+                scalars={"sft": state.scalars()},
+                tensors=tensors,
+                model=self.policy.model,
+                tokenizer=self.tokenizer,
+                keep=self.config.training.keep_checkpoints,
+            )
+        self.ranks.wait()
 
     def _save_due(self, state: SFTState, per_epoch: int) -> bool:
         training = self.config.training

@@ -21,6 +21,7 @@ from manus_fast.agent.trajectory import Trajectory
 from manus_fast.envs import make
 from manus_fast.envs.base import Environment, Task
 from manus_fast.modeling.load import end_ids
+from manus_fast.ranks import Ranks
 from manus_fast.rewards.shaping import make_shape
 from manus_fast.rollout.engine import Engine
 from manus_fast.rollout.engines import make_engine
@@ -131,10 +132,19 @@ class Player(Play):
         model: a causal LM; an engine of the same process samples from these very weights where it can.
         tokenizer: with an end-of-sequence token.
         environment: where it exists already; None makes the one that the config names.
+        ranks: of the run. Each plays its share of the episodes, and all are given all of them.
     """
 
-    def __init__(self, config: Config, model: Any, tokenizer: Any, environment: Environment | None = None):
+    def __init__(
+        self,
+        config: Config,
+        model: Any,
+        tokenizer: Any,
+        environment: Environment | None = None,
+        ranks: Ranks | None = None,
+    ):
         super().__init__(config, environment)
+        self.ranks = ranks or Ranks()
         self.chat = ChatFormat(tokenizer, end_ids(model))
         self.context = Context(self.chat, config.agent.context, config.agent.window)
         self.engine = make_engine(config.rollout, model, self.chat.end_ids, getattr(torch, config.model.dtype))
@@ -200,3 +210,19 @@ class Player(Play):
         """Hands new weights to the engine."""
         self.engine.wake()
         self.engine.load(weights, version)
+
+    def _run(
+        self,
+        specs: Sequence[EpisodeSpec],
+        temperature: float,
+        environment: Environment,
+        on_done: Callable[[Trajectory], None] | None = None,
+    ) -> list[Trajectory]:
+        """Plays the episodes, this rank its share, and returns all of them in order."""
+        if self.ranks.size == 1:
+            return super()._run(specs, temperature, environment, on_done)
+        mine = self.ranks.share(len(specs))
+        self.stats = RolloutStats()  # of a rank without a share
+        trajectories = super()._run(specs[mine.start : mine.stop], temperature, environment, on_done) if mine else []
+        self.stats = RolloutStats.joined(self.ranks.gather([self.stats]))
+        return self.ranks.gather(trajectories)

@@ -22,6 +22,7 @@ class Progress:
         terminal: True or False forces one of the two; None asks standard error.
         max_seconds: wall time that ends the run, where something may end it before `total`.
         seconds: how much of it was spent before, by a run that is resumed.
+        silent: show nothing: for every rank but the first.
     """
 
     def __init__(
@@ -33,10 +34,12 @@ class Progress:
         terminal: bool | None = None,
         max_seconds: float | None = None,
         seconds: float = 0.0,
+        silent: bool = False,
     ):
         self.title, self.total, self.unit, self.interval = title, total, unit, interval
         self.max_seconds, self.seconds = max_seconds, seconds
-        self._terminal = sys.stderr.isatty() if terminal is None else terminal
+        self._terminal = not silent and (sys.stderr.isatty() if terminal is None else terminal)
+        self._silent = silent
         self._bar: Any = None
         self._task: Any = None
         self._start = self._printed = time.monotonic()
@@ -85,6 +88,8 @@ class Progress:
 
     def say(self, line: str) -> None:
         """A line of its own, above the bar where there is one."""
+        if self._silent:
+            return
         if self._bar is not None:
             self._bar.console.print(line, highlight=False, markup=False)
         else:

@@ -29,6 +29,7 @@ from manus_fast.player import Player, make_environment
 from manus_fast.process import prepare_process
 from manus_fast.profile import Phases
 from manus_fast.progress import Progress
+from manus_fast.ranks import connect
 from manus_fast.rewards.episode import EpisodeRewards, Scorer
 from manus_fast.rollout.scheduler import RolloutStats
 from manus_fast.rollout.seeds import derive
@@ -56,7 +57,7 @@ class Counters:
 
 
 class Trainer:
-    """One run of policy-gradient training, in one process.
+    """One run of policy-gradient training, in one process or on every rank that a launcher started.
 
     Args:
         config: see run_config.py. The run is written to `config.training.output_dir`.
@@ -89,20 +90,21 @@ class Trainer:
                 "(search_trainer.make_trainer chooses)"
             )
         self.config = config
+        self.ranks = connect()
         longest = config.rollout.max_traj_tokens
         overlong = (longest, config.ppo.overlong_buffer * longest, config.ppo.overlong_penalty)
         self.rewards = EpisodeRewards(config.rewards, reward_model, overlong)
         self.folder = prepare_folder(training.output_dir)
         if model is None:
             model, tokenizer = config.model.open()
-        self.player = Player(config, model, tokenizer, environment)
+        self.player = Player(config, model, tokenizer, environment, self.ranks)
         self.tokenizer = tokenizer
         self.curriculum = Curriculum(config.curriculum)
         self._stages = [make_environment(config, s.options, s.max_steps) for s in self.curriculum.stages]
         self._enter_stage()
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
         self.policy = Policy(model, config.ppo.critic_kind, config.model.gradient_checkpointing, config.model.compile)
-        self.backend = make_backend(self.policy, config.backend, config.ppo.optimizer(), config.model.dtype)
+        self.backend = make_backend(self.policy, config.backend, config.ppo.optimizer(), config.model.dtype, self.ranks)
         self.updater = PolicyGradientUpdate(
             self.policy,
             self.backend,
@@ -119,18 +121,20 @@ class Trainer:
         self.counters = Counters()
         self.empty = EmptySteps(config.ppo.max_empty_steps)
         self.phases = Phases()
-        newest = latest(self.folder) if training.resume else None
+        newest = self.ranks.of_first(latest(self.folder)) if training.resume else None
         if newest is not None:
             self._restore(load(newest))
-        self.tracking = Tracking(
-            self.folder,
-            resume_step=self.counters.steps if newest is not None else None,
-            wandb_project="manus_fast" if training.use_wandb else None,
-            config=to_dict(config),
-        )
         self._started = time.monotonic() - self.counters.seconds
-        save_config(config, self.folder / "config.json")
-        write_versions(self.folder)
+        self.tracking: Tracking | None = None
+        if self.ranks.first:
+            self.tracking = Tracking(
+                self.folder,
+                resume_step=self.counters.steps if newest is not None else None,
+                wandb_project="manus_fast" if training.use_wandb else None,
+                config=to_dict(config),
+            )
+            save_config(config, self.folder / "config.json")
+            write_versions(self.folder)
 
     # The loop
 
@@ -139,7 +143,8 @@ class Trainer:
         report = None
         training = self.config.training
         limits = {"max_seconds": training.max_seconds, "seconds": self.counters.seconds}
-        with Progress(self.config.algorithm, training.total_steps, **limits) as progress:
+        silent = not self.ranks.first
+        with Progress(self.config.algorithm, training.total_steps, silent=silent, **limits) as progress:
             while not self.done:
                 played = self.collect()
                 stats = self.update(played)
@@ -151,13 +156,16 @@ class Trainer:
                     self.save()
             if report is None or not self._due(self.config.evaluation.freq):
                 report = self.evaluate()
-                self.tracking.log(self.counters.steps, _figures(report))
+                if self.tracking is not None:
+                    self.tracking.log(self.counters.steps, _figures(report))
         if self.config.training.save_strategy != "no":
             self.save()
-        self.policy.model.save_pretrained(self.folder / "model")
-        self.tokenizer.save_pretrained(self.folder / "model")
-        report.save(self.folder / "eval.json")
-        self.tracking.close()
+        if self.tracking is not None:
+            self.policy.model.save_pretrained(self.folder / "model")
+            self.tokenizer.save_pretrained(self.folder / "model")
+            report.save(self.folder / "eval.json")
+            self.tracking.close()
+        self.ranks.wait()
         return report
 
     def collect(self) -> Selection:
@@ -183,8 +191,20 @@ class Trainer:
                 tasks, self.counters.iteration, self.config.training.group_size, first, self.environment
             )
         with self.phases("reward"):
-            self.rewards(episodes)
+            self._judge(episodes)
         return episodes
+
+    def _judge(self, episodes: list[Trajectory]) -> None:
+        """Adds the rewards of whole episodes. Each rank judges its share, so that all learn from one answer."""
+        mine = self.ranks.share(len(episodes))
+        self.rewards(episodes[mine.start : mine.stop])
+        if self.ranks.size == 1:
+            return
+        given = [(e.error, [(turn.reward, turn.reward_parts) for turn in e.turns]) for e in episodes]
+        for episode, (error, rewards) in zip(episodes, self.ranks.gather([given[n] for n in mine]), strict=True):
+            episode.error = error
+            for turn, (reward, parts) in zip(episode.turns, rewards, strict=True):
+                turn.reward, turn.reward_parts = reward, parts
 
     def update(self, played: Selection) -> dict[str, float]:
         """Improves the policy on them and hands the new weights to the engine."""
@@ -205,7 +225,7 @@ class Trainer:
         counters = self.counters
         counters.iteration += 1
         self.count(trajectories)
-        counters.seconds = time.monotonic() - self._started
+        counters.seconds = self.ranks.of_first(time.monotonic() - self._started)  # all ranks stop at one time
         stats |= {**played.metrics(), **self.curriculum.metrics()}
         if self.curriculum.observe(trajectories):
             self._enter_stage()
@@ -238,6 +258,8 @@ class Trainer:
         numbers = {**summarise(trajectories), **figures, **stats, **self.phases.take()}
         numbers["train/failed_total"] = counters.failed
         numbers["train/iteration"] = counters.iteration
+        if self.tracking is None:
+            return
         if counters.iteration % training.logging_steps == 0:
             self.tracking.log(counters.steps, numbers)
         with (self.folder / "trajectories.jsonl").open("a") as file:
@@ -270,20 +292,23 @@ class Trainer:
     def save(self) -> None:
         """Writes a checkpoint from which a run goes on exactly."""
         with self.phases("save"):
-            save(
-                self.folder,
-                self.counters.steps,
-                scalars={
-                    "counters": vars(self.counters),
-                    "updater": self.updater.state_dict(),
-                    "curriculum": self.curriculum.state_dict(),
-                    "empty_steps": self.empty.in_row,
-                },
-                tensors={"optimizer": self.backend.tensors()},
-                model=self.policy.model,
-                tokenizer=self.tokenizer,
-                keep=self.config.training.keep_checkpoints,
-            )
+            tensors = self.backend.tensors()
+            if self.ranks.first:
+                save(
+                    self.folder,
+                    self.counters.steps,
+                    scalars={
+                        "counters": vars(self.counters),
+                        "updater": self.updater.state_dict(),
+                        "curriculum": self.curriculum.state_dict(),
+                        "empty_steps": self.empty.in_row,
+                    },
+                    tensors={"optimizer": tensors},
+                    model=self.policy.model,
+                    tokenizer=self.tokenizer,
+                    keep=self.config.training.keep_checkpoints,
+                )
+            self.ranks.wait()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.backend.load(checkpoint.tensors("optimizer"))

@@ -28,7 +28,18 @@ LAYERS = [
     {"cli"},
 ]
 # Anybody may use these; they use nothing but each other.
-LEAVES = {"config", "checkpoint", "tracking", "progress", "profile", "settings", "errors", "versions"}
+LEAVES = {
+    "config",
+    "checkpoint",
+    "tracking",
+    "progress",
+    "profile",
+    "settings",
+    "errors",
+    "versions",
+    "ranks",
+    "launch",
+}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -52,6 +52,37 @@ def truth(flag: str, text: str | None) -> bool | None:
     return word in ("true", "1", "yes")
 
 
+class Relaunch(Exception):
+    """The command is to run once on each of `ranks` ranks; the caller knows the command line to repeat."""
+
+    def __init__(self, ranks: int):
+        super().__init__(f"{ranks} ranks")
+        self.ranks = ranks
+
+
+def on_gpus(count: int | None) -> None:
+    """What --gpus asks for: goes on in a process that is one of that many ranks already, or of one rank.
+
+    Raises:
+        Relaunch: the ranks are still to be started.
+        UserError: fewer than 1, more than there are GPUs, or not as many as another launcher started.
+    """
+    if count is None:
+        return
+    if count < 1:
+        raise UserError(f"--gpus: expected an integer >= 1, got {count}")
+    started = world_size()
+    if started > 1 and started != count:
+        raise UserError(f"--gpus: expected {started}, the number of ranks that the launcher started, got {count}")
+    if count == 1 or started == count:
+        return
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.device_count() < count:
+        raise UserError(f"--gpus: expected at most the {torch.cuda.device_count()} GPUs of this machine, got {count}")
+    raise Relaunch(count)
+
+
 def world_size() -> int:
     """Ranks that a launcher such as torchrun started, 1 without one."""
     return int(os.environ.get("WORLD_SIZE", "1"))

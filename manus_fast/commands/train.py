@@ -8,6 +8,7 @@ import typer
 
 from manus_fast.commands import common, show
 from manus_fast.errors import UserError
+from manus_fast.ranks import connect
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Config overrides, such as ppo.gamma=0.95.")
@@ -42,6 +43,10 @@ LoggingSteps = Annotated[int | None, typer.Option("--logging_steps", help="train
 SaveStrategy = Annotated[str | None, typer.Option("--save_strategy", help="no, steps or epoch.")]
 OutputDir = Annotated[str | None, typer.Option("--output_dir", help="Where the run is written (training.output_dir).")]
 BF16 = Annotated[str | None, typer.Option("--bf16", help="true or false: train in bfloat16 (model.dtype).")]
+Gpus = Annotated[
+    int | None,
+    typer.Option("--gpus", help="Ranks to start on this machine, one for each GPU (without GPUs: processes)."),
+]
 Wandb = Annotated[str | None, typer.Option("--use_wandb", help="true or false (training.use_wandb).")]
 
 
@@ -63,8 +68,10 @@ def ppo(
     output_dir: OutputDir = None,
     bf16: BF16 = None,
     use_wandb: Wandb = None,
+    gpus: Gpus = None,
 ) -> None:
     """Trains a policy by PPO or a relative of it (the config's `algorithm`) in an environment."""
+    common.on_gpus(gpus)
     flags = {
         "model.path": model,
         "data.name": dataset_name,
@@ -82,8 +89,7 @@ def ppo(
     common.prepare()
     from manus_fast.search_trainer import make_trainer
 
-    show.report(make_trainer(settings).run())
-    typer.echo(f"the model is in {settings.training.output_dir}/model")
+    tell(make_trainer(settings).run(), settings)
 
 
 def sft(
@@ -102,8 +108,10 @@ def sft(
     output_dir: OutputDir = None,
     bf16: BF16 = None,
     use_wandb: Wandb = None,
+    gpus: Gpus = None,
 ) -> None:
     """Fine-tunes a model on expert demonstrations."""
+    common.on_gpus(gpus)
     flags = {
         "model.path": model,
         "data.name": dataset_name,
@@ -119,8 +127,14 @@ def sft(
     common.prepare()
     from manus_fast.finetune import FineTune
 
-    show.report(FineTune(settings).run().report)
-    typer.echo(f"the model is in {settings.training.output_dir}/model")
+    tell(FineTune(settings).run().report, settings)
+
+
+def tell(report: Any, settings: Any) -> None:
+    """The closing lines, said by rank 0."""
+    if connect().first:
+        show.report(report)
+        typer.echo(f"the model is in {settings.training.output_dir}/model")
 
 
 def _load(config: str | None, default: str, flags: dict[str, Any], extra: list[str] | None) -> Any:

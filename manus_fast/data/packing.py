@@ -130,11 +130,13 @@ class PackedRows:
         selected._mask = mask
         return selected
 
-    def micro_batches(self, *, max_rows: int | None = None, max_tokens: int | None = None) -> list[np.ndarray]:
+    def micro_batches(
+        self, *, max_rows: int | None = None, max_tokens: int | None = None, multiple: int = 1
+    ) -> list[np.ndarray]:
         """Row numbers of each micro-batch within the limits: `micro_batches`, or for rows that share beginnings
         `tree_micro_batches`."""
         if self.node is None:
-            return micro_batches(self.lengths, max_rows=max_rows, max_tokens=max_tokens)
+            return micro_batches(self.lengths, max_rows=max_rows, max_tokens=max_tokens, multiple=multiple)
         return tree_micro_batches(self.node, self.lengths, max_rows=max_rows, max_tokens=max_tokens)
 
     def send(self, array: np.ndarray) -> torch.Tensor:
@@ -239,7 +241,11 @@ def micro_batch_rows(batch_size: int, ranks: int, gradient_accumulation_steps: i
 
 
 def micro_batches(
-    lengths: np.ndarray | Sequence[int], *, max_rows: int | None = None, max_tokens: int | None = None
+    lengths: np.ndarray | Sequence[int],
+    *,
+    max_rows: int | None = None,
+    max_tokens: int | None = None,
+    multiple: int = 1,
 ) -> list[np.ndarray]:
     """Spreads rows over as few packs as the limits allow, with token counts as even as a greedy order makes them.
 
@@ -250,6 +256,8 @@ def micro_batches(
         lengths: [R] tokens per row.
         max_rows: rows a pack may hold.
         max_tokens: tokens a pack may hold; a single row longer than that gets a pack of its own.
+        multiple: the number of packs is one of this number (of ranks, which then have equally many), where there are
+            rows enough.
 
     Returns:
         Row indices per pack, int64, ascending inside each pack; every row exactly once.
@@ -266,6 +274,7 @@ def micro_batches(
     if max_tokens is not None:
         count = max(count, min(len(lengths), -(-int(lengths.sum()) // max_tokens)))
     while True:
+        count = min(len(lengths), -(-count // multiple) * multiple)
         packs = _spread(lengths, order, count, room)
         if max_tokens is None or count == len(lengths):
             break
@@ -273,6 +282,19 @@ def micro_batches(
             break
         count += 1
     return [np.sort(np.asarray(pack, np.int64)) for pack in packs if len(pack)]
+
+
+def own_packs(packs: Sequence[np.ndarray], rank: int, ranks: int) -> list[tuple[np.ndarray, bool]]:
+    """The packs that a rank works on, equally many on every rank: work that all ranks do together must not hang.
+
+    Returns:
+        (rows, counts): counts is False for a pack that only fills up the number, whose result is not to be used.
+    """
+    turns = -(-len(packs) // ranks)
+    return [
+        (packs[number], True) if number < len(packs) else (packs[0], False)
+        for number in range(rank, turns * ranks, ranks)
+    ]
 
 
 def _spread(lengths: np.ndarray, order: np.ndarray, count: int, room: int) -> list[list[int]]:

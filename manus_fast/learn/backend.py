@@ -25,15 +25,16 @@ from manus_fast.learn.optim import (
     set_learning_rate,
 )
 from manus_fast.learn.policy import Policy
+from manus_fast.ranks import Ranks
 
-KINDS = ("single", "deepspeed")
+KINDS = ("auto", "single", "ddp", "deepspeed")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass
 class BackendConfig:
-    kind: str = "single"
-    """single | deepspeed."""
+    kind: str = "auto"
+    """single: one process; ddp: every rank holds everything; deepspeed: ZeRO; auto: single, with several ranks ddp."""
     zero_stage: int = 2
     """1 | 2 | 3, for deepspeed."""
     offload: bool = False
@@ -44,13 +45,14 @@ class BackendConfig:
             raise ValueError(f"backend.kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.zero_stage not in (1, 2, 3):
             raise ValueError(f"backend.zero_stage: expected 1, 2 or 3, got {self.zero_stage!r}")
-        if self.offload and self.kind == "single":
-            raise ValueError("backend.offload: expected backend.kind 'deepspeed' with it, got 'single'")
+        if self.offload and self.kind != "deepspeed":
+            raise ValueError(f"backend.offload: expected backend.kind 'deepspeed' with it, got {self.kind!r}")
 
 
 class Backend(Protocol):
     """What the update code relies on. Losses given to `backward` are already divided by global denominators, so
-    gradients are summed over micro-batches and ranks, never averaged."""
+    gradients are summed over micro-batches and ranks, never averaged. Every rank is given the whole mini-batch and
+    scores its own micro-batches of it; all ranks call the same methods in the same order."""
 
     policy: Policy
     rank: int
@@ -107,12 +109,12 @@ class SingleProcessBackend:
 
     Args:
         policy: cast in place to the compute dtype.
-        config: `kind` must be "single".
+        config: only checked; `make_backend` is what chooses by it.
         optimizer: AdamW's settings.
         dtype: "float32" | "bfloat16".
 
     Raises:
-        ValueError: unknown dtype, nothing to train, or a kind this build does not serve.
+        ValueError: unknown dtype, nothing to train, or DeepSpeed asked for.
     """
 
     rank = 0
@@ -125,8 +127,8 @@ class SingleProcessBackend:
         optimizer: OptimizerConfig | None = None,
         dtype: str = "float32",
     ):
-        if config is not None and config.kind != "single":
-            raise ValueError("backend.kind: expected 'single' for one process, got 'deepspeed'")
+        if config is not None and config.kind == "deepspeed":
+            raise ValueError("backend.kind: expected 'auto', 'single' or 'ddp' for plain AdamW, got 'deepspeed'")
         if dtype not in DTYPES:
             raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
         self.policy = policy
@@ -235,13 +237,24 @@ class SingleProcessBackend:
 
 
 def make_backend(
-    policy: Policy, config: BackendConfig, optimizer: OptimizerConfig | None = None, dtype: str = "float32"
+    policy: Policy,
+    config: BackendConfig,
+    optimizer: OptimizerConfig | None = None,
+    dtype: str = "float32",
+    ranks: Ranks | None = None,
 ) -> Backend:
-    """The backend that `config` names.
+    """The backend that `config` names, for the ranks of the run.
 
     Raises:
-        ValueError: kind "deepspeed", which this version does not serve yet.
+        ValueError: kind "single" with several ranks; kind "deepspeed", which this version does not serve yet.
     """
+    ranks = ranks or Ranks()
     if config.kind == "deepspeed":
-        raise ValueError("backend.kind: expected 'single', which this version trains with, got 'deepspeed'")
-    return SingleProcessBackend(policy, config, optimizer, dtype)
+        raise ValueError("backend.kind: expected 'single' or 'ddp', which this version trains with, got 'deepspeed'")
+    if ranks.size == 1:
+        return SingleProcessBackend(policy, config, optimizer, dtype)
+    if config.kind == "single":
+        raise ValueError(f"backend.kind: expected 'ddp' for {ranks.size} ranks, got 'single'")
+    from manus_fast.learn.parallel import DataParallelBackend
+
+    return DataParallelBackend(policy, config, optimizer, dtype, ranks)

@@ -85,11 +85,12 @@ class FiniteGuard:
         if backend.sum(bad.to(torch.float32)).item() == 0:
             self.in_row = 0
             return True
+        table = backend.merge(table.float(), lambda parts: parts) > 0  # so that every rank names the same
         culprit = self._culprit(table, backend, batch, constants or {})
         backend.discard()
         self.skipped += 1
         self.in_row += 1
-        saved = self._save(batch, culprit, where)
+        saved = self._save(batch, culprit, where, backend.rank)
         log.warning("optimizer step skipped: %s is not finite%s", culprit, f" (batch in {saved})" if saved else "")
         if self.in_row >= self.limit:
             kept = f", batches in {self.folder}" if saved else ""
@@ -128,8 +129,8 @@ class FiniteGuard:
         name = backend.first_bad_gradient()
         return "the norm of the gradient" if name is None else f"the gradient of {name}"
 
-    def _save(self, batch: PackedRows, culprit: str, where: dict[str, int]) -> Path | None:
-        if self.folder is None or self.skipped > _MAX_SAVED:
+    def _save(self, batch: PackedRows, culprit: str, where: dict[str, int], rank: int) -> Path | None:
+        if self.folder is None or self.skipped > _MAX_SAVED or rank != 0:
             return None
         tensors = {f.name: getattr(batch, f.name) for f in fields(batch)}
         tensors = {n: t.cpu().contiguous() for n, t in tensors.items() if isinstance(t, torch.Tensor)}

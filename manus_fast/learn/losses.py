@@ -221,7 +221,7 @@ def policy_gradient_loss(
 
 
 def denominator_of(batch: PackedRows, config: PPOLossConfig) -> torch.Tensor:
-    """What the loss of a mini-batch is divided by: float64 scalar, to be summed over ranks."""
+    """What the loss of a mini-batch is divided by: float64 scalar."""
     return loss_denominator(batch.loss_mask, batch.cu_seqlens, config)
 
 

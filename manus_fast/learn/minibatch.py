@@ -1,4 +1,7 @@
-"""What every trainer does with a mini-batch: order it, cut it into micro-batches, add up their gradients."""
+"""What every trainer does with a mini-batch: order it, cut it into micro-batches, add up their gradients.
+
+With several ranks each of them is given the whole mini-batch, cuts it alike and works through its own micro-batches.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from manus_fast.data.packing import PackedRows
+from manus_fast.data.packing import PackedRows, own_packs
 from manus_fast.learn.backend import Backend
 from manus_fast.learn.guard import FiniteGuard
 from manus_fast.learn.policy import ScoreOutput
@@ -58,21 +61,24 @@ def accumulate(
     """Scores `batch` in micro-batches and adds their gradients up.
 
     Args:
-        batch: a mini-batch, on any device.
+        batch: a mini-batch, on any device, the same on every rank.
         loss_of: from a micro-batch and its scores to its loss, divided by the mini-batch's denominator, and a tensor
             of statistics.
         max_rows, max_tokens: limits of a micro-batch.
 
     Returns:
-        The statistics stacked, [micro-batches, …], and `FiniteGuard.flags` of each micro-batch.
+        The statistics stacked, [this rank's micro-batches, …], and `FiniteGuard.flags` of each of them.
     """
     stats, flags = [], []
-    packs = batch.micro_batches(max_rows=max_rows, max_tokens=max_tokens)
-    for number, rows in enumerate(packs):
-        with contextlib.nullcontext() if number == len(packs) - 1 else backend.no_sync():
+    packs = batch.micro_batches(max_rows=max_rows, max_tokens=max_tokens, multiple=backend.world_size)
+    own = own_packs(packs, backend.rank, backend.world_size)
+    for number, (rows, counts) in enumerate(own):
+        with contextlib.nullcontext() if number == len(own) - 1 else backend.no_sync():
             part = batch.select(rows).to(backend.policy.device)
             output = backend.policy.score(part, entropy=entropy, value=value, temperature=temperature)
             loss, measured = loss_of(part, output)
+            if not counts:
+                loss, measured = loss * 0.0, measured * 0.0
             backend.backward(loss)
         stats.append(measured)
         flags.append(FiniteGuard.flags(output, loss))

@@ -14,14 +14,14 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from manus_fast.agent.trajectory import Row
-from manus_fast.data.packing import PackedRows, pack
+from manus_fast.data.packing import PackedRows, own_packs, pack
 from manus_fast.data.prefixes import PrefixTree
 from manus_fast.modeling import attention
 from manus_fast.modeling.attention import PackedRows as RowsPlan
@@ -45,6 +45,15 @@ class ScoreOutput:
     """float32 [N]: V(hidden[t-1])."""
     last_value: torch.Tensor | None
     """float32 [R]: V after each row's last token."""
+
+
+class Summing(Protocol):
+    """What scoring needs to know of a run's ranks; a learn.backend.Backend is one."""
+
+    rank: int
+    world_size: int
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class Policy(nn.Module):
@@ -145,17 +154,25 @@ class Policy(nn.Module):
         temperature: float = 1.0,
         max_rows: int | None = None,
         max_tokens: int | None = None,
+        ranks: Summing | None = None,
     ) -> ScoreOutput:
-        """`score` without gradients over any number of rows, in packs of limited size; results on packed's device."""
+        """`score` without gradients over any number of rows, in packs of limited size; results on packed's device.
+
+        With `ranks` each of them scores its part of the packs, and all have all results.
+        """
         log_prob = torch.zeros(packed.tokens, dtype=torch.float32, device=packed.device)
         entropies = torch.zeros_like(log_prob) if entropy else None
         values = torch.zeros_like(log_prob) if value else None
         last = torch.zeros(packed.rows, dtype=torch.float32, device=packed.device) if value else None
         starts = packed.cu_seqlens.cpu().numpy()
-        for index in packed.micro_batches(max_rows=max_rows, max_tokens=max_tokens):
+        size = 1 if ranks is None else ranks.world_size
+        packs = packed.micro_batches(max_rows=max_rows, max_tokens=max_tokens, multiple=size)
+        for index, counts in own_packs(packs, 0 if ranks is None else ranks.rank, size):
             part = self.score(
                 packed.select(index).to(self.device), entropy=entropy, value=value, temperature=temperature
             )
+            if not counts:
+                continue
             spans = [torch.arange(starts[r], starts[r + 1]) for r in index]
             where = torch.cat(spans).to(packed.device)
             log_prob[where] = part.log_prob.float().to(packed.device)
@@ -164,6 +181,11 @@ class Policy(nn.Module):
             if value:
                 values[where] = part.value.to(packed.device)
                 last[torch.from_numpy(index).to(packed.device)] = part.last_value.to(packed.device)
+        if ranks is not None and size > 1:
+            # What a rank did not score is 0 there, so that sums are exact.
+            log_prob, entropies, values, last = (
+                None if x is None else ranks.sum(x) for x in (log_prob, entropies, values, last)
+            )
         return ScoreOutput(log_prob=log_prob, entropy=entropies, value=values, last_value=last)
 
     def _score(self, packed: PackedRows, entropy: bool, value: bool, temperature: float) -> ScoreOutput:
@@ -250,12 +272,13 @@ class Reference:
         temperature: float = 1.0,
         max_rows: int | None = None,
         max_tokens: int | None = None,
+        ranks: Summing | None = None,
     ) -> torch.Tensor:
         """float32 [N], aligned like `ScoreOutput.log_prob`, without gradients."""
         off = self._policy.model.disable_adapter() if self._adapters else contextlib.nullcontext()
         with off:
             return self._policy.score_all(
-                packed, temperature=temperature, max_rows=max_rows, max_tokens=max_tokens
+                packed, temperature=temperature, max_rows=max_rows, max_tokens=max_tokens, ranks=ranks
             ).log_prob
 
     def state_dict(self) -> dict[str, torch.Tensor]:

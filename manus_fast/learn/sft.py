@@ -169,7 +169,7 @@ def train_sft(
         stats = _step(backend, packed, index, config, guard, micro_rows, rate.at(state.step / total), state.step)
         state.step += 1
         state.guard = guard.state_dict()
-        state.seconds += time.perf_counter() - started
+        state.seconds += _mean(backend, time.perf_counter() - started)
         stats |= {"sft/epoch": state.step / per_epoch, "sft/seconds": state.seconds}
         if evaluate is not None and (state.step % config.eval_every == 0 or state.step == total):
             stats["sft/validation"] = _check(state, float(evaluate()), backend)
@@ -199,8 +199,7 @@ def _step(
     step: int,
 ) -> dict[str, float]:
     batch = packed.select(index)
-    count = torch.tensor(float(batch.trainable_tokens), device=backend.policy.device)
-    denominator = backend.sum(count)
+    denominator = torch.tensor(float(batch.trainable_tokens), device=backend.policy.device)
 
     def loss_of(_: PackedRows, output: ScoreOutput) -> tuple[torch.Tensor, torch.Tensor]:
         loss = -output.log_prob.sum() / denominator
@@ -219,6 +218,11 @@ def _step(
         "sft/skipped_steps": float(guard.skipped),
         **{f"sft/{name}": value for name, value in backend.policy.work.take().items()},
     }
+
+
+def _mean(backend: Backend, x: float) -> float:
+    """The mean over ranks, the same number on each: clocks differ, and all have to stop at the same step."""
+    return float(backend.sum(torch.tensor(x, dtype=torch.float64, device=backend.policy.device))) / backend.world_size
 
 
 def _check(state: SFTState, score: float, backend: Backend) -> float:

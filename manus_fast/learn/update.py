@@ -11,8 +11,9 @@
         )
         # {"policy/loss": …, "policy/clip_fraction": …, "critic/explained_variance": …, "update/grad_norm": …, …}
 
-The order of rows in a mini-batch, the size of micro-batches and how they are packed do not change the gradient, up to
-rounding: every loss is divided by a count over the whole mini-batch.
+The order of rows in a mini-batch, the size of micro-batches, how they are packed and the number of ranks do not change
+the gradient, up to rounding: every rank has the whole collection, and every loss is divided by a count over the whole
+mini-batch.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class PolicyGradientUpdate:
         """Updates the weights on one collection.
 
         Args:
-            rows: of all valid episodes, rows of an episode together; those without a trainable token are left out.
+            rows: of all valid episodes of all ranks, rows of an episode together; those without a trainable token are
+                left out.
             episodes: the collection's episodes; the group advantages need them.
             iteration: makes the order of rows differ from one collection to the next.
             progress: share of training done, in [0, 1], for schedules.
@@ -204,6 +206,7 @@ class PolicyGradientUpdate:
             temperature=self.temperature,
             max_rows=self.micro_rows,
             max_tokens=self.config.max_tokens,
+            ranks=self.backend,
         )
         packed.value, packed.last_value = scored.value, scored.last_value
         packed.old_log_prob = packed.rollout_log_prob if self.config.bypass_old else scored.log_prob
@@ -218,7 +221,11 @@ class PolicyGradientUpdate:
         if self.reference is None:
             return episodes, {}
         packed.ref_log_prob = self.reference.log_prob(
-            packed, temperature=self.temperature, max_rows=self.micro_rows, max_tokens=self.config.max_tokens
+            packed,
+            temperature=self.temperature,
+            max_rows=self.micro_rows,
+            max_tokens=self.config.max_tokens,
+            ranks=self.backend,
         )
         difference = packed.old_log_prob - packed.ref_log_prob
         if self.config.kl_in == "reward":
@@ -242,12 +249,12 @@ class PolicyGradientUpdate:
         scale = {"the advantages' mean": mean, "the advantages' deviation": rstd}
         names = {**_POLICY, **(_CRITIC if self.policy.has_critic else {})}
         totals: dict[str, list[float]] = {}
-        size = self.config.batch_size // self.backend.world_size
         skipped_before, stopped = self.guard.skipped, False
         for epoch in range(self.config.epochs):
-            for index in mini_batches(packed.rows, size, self.seed, iteration, epoch, groups=packed.groups):
+            order = (packed.rows, self.config.batch_size, self.seed, iteration, epoch)
+            for index in mini_batches(*order, groups=packed.groups):
                 batch = packed.select(index)
-                denominator = self.backend.sum(denominator_of(batch, config))
+                denominator = denominator_of(batch, config)
 
                 def loss_of(part: PackedRows, output: ScoreOutput, denominator: torch.Tensor = denominator):
                     return policy_gradient_loss(part, output, config, mean=mean, rstd=rstd, denominator=denominator)

@@ -123,6 +123,16 @@ class RolloutStats:
         """Of two calls together: everything is a sum."""
         return RolloutStats(**{name: value + vars(other)[name] for name, value in vars(self).items()})
 
+    @classmethod
+    def joined(cls, parts: Sequence[RolloutStats]) -> RolloutStats:
+        """Of collections made at the same time: counts added, the longest time, the mean of other times."""
+        total = cls()
+        for name, default in vars(cls()).items():
+            values = [getattr(part, name) for part in parts]
+            joined = sum(values) if isinstance(default, int) else sum(values) / len(values)
+            setattr(total, name, max(values) if name == "seconds" else joined)
+        return total
+
     @property
     def tokens_per_second(self) -> float:
         return self.sampled_tokens / self.seconds if self.seconds else 0.0
