@@ -1,0 +1,167 @@
+"""Whole runs on two ranks: `sft --gpus 2` and `ppo --gpus 2` give the numbers of one process, go on from its
+checkpoints and it from theirs, and a rank that is killed leaves a run that can be resumed."""
+
+import json
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from learning import tiny_model  # noqa: F401  (one thread)
+
+from manus_fast import cli
+from manus_fast.checkpoint import latest
+from manus_fast.envs.household import Household
+from manus_fast.launch import launch
+from manus_fast.modeling.load import load_model
+from manus_fast.modeling.tiny import make_policy
+
+HERE = Path(__file__).parent
+BASE = [
+    "environment.name=household", "environment.options={num_train: 60, num_valid: 4}", "agent.instructions=Household.",
+    "rollout.slots=8", "rollout.max_turn_tokens=6", "rollout.max_traj_tokens=40", "rollout.max_length=512",
+    "evaluation.tasks=3", "training.keep_checkpoints=9", "training.save_strategy=epoch",
+]  # fmt: skip
+PPO = [
+    *BASE, "environment.max_steps=2", "algorithm=ppo", "ppo.batch_size=4", "ppo.epochs=2", "ppo.kl_coef=0.5",
+    "ppo.kl_target=0.001", "ppo.kl_horizon=20", "ppo.ent_coef={start: 0.01, kind: cosine}",
+    "training.num_rollouts=4", "training.total_steps=24", "training.learning_rate={start: 3e-4, kind: linear}",
+    "curriculum={rounds: [1, 2], steps: 6}", "reward_fn=ranks_rewards:letters",
+]  # fmt: skip
+SFT = [
+    *BASE, "environment.max_steps=30", "data.demonstrations=24", "sft.batch_size=8", "sft.epochs=2", "sft.eval_every=4",
+    "sft.learning_rate=1e-3",
+]  # fmt: skip
+CUT = 2  # iterations of a PPO run, after which the other number of ranks goes on
+
+
+def words(command, folder, out, *more):
+    base = {"ppo": PPO, "sft": SFT}[command]
+    return [command, *base, f"model.path={folder}", f"training.output_dir={out}", *more]
+
+
+def records(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def cut_copy(run, to):
+    """A run as it was when its second iteration had been saved."""
+    shutil.copytree(run, to)
+    step = next(record["step"] for record in records(run) if record.get("train/iteration") == CUT)
+    kept = [path for path in to.glob("step-*") if int(path.name.split("-")[1]) <= step]
+    for path in set(to.glob("step-*")) - set(kept):
+        shutil.rmtree(path)
+    assert latest(to).name == f"step-{step:08d}" and len(kept) == CUT
+    shutil.rmtree(to / "model")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder of runs: one/…, by one process; two/…, by two ranks, the last of which was killed; and what was told."""
+    root = tmp_path_factory.mktemp("runs")
+    environment = Household(max_steps=2, num_train=60, num_valid=4)
+    batch = environment.make_batch(8)
+    texts, _ = batch.reset(range(8), list(environment.tasks("train"))[:8], [0] * 8)
+    folder = root / "tiny"
+    shape = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
+    make_policy(folder, [*texts, "Household. Think: find it\nAct: look", "Nothing happens."], max_length=512, **shape)
+    one, two = root / "one", root / "two"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("KILLED_AT", str(root / "killed_at"))
+        assert cli.main(words("ppo", folder, one / "ppo")) == 0
+        assert cli.main(words("sft", folder, one / "sft")) == 0
+        cut_copy(one / "ppo", two / "resumed")
+        lines = [
+            words("sft", folder, two / "sft", "--gpus", "2"),
+            words("ppo", folder, two / "ppo", "--gpus", "2"),
+            words("ppo", folder, two / "resumed", "training.resume=true"),
+            words("ppo", folder, two / "killed", "reward_fn=ranks_rewards:deadly"),
+        ]
+        (root / "lines.json").write_text(json.dumps(lines))
+        told = root / "told"
+        with told.open("w") as file:
+            patch.setattr(sys, "stderr", file)
+            code = launch(2, [str(root / "lines.json")], [sys.executable, str(HERE / "runs_worker.py")])
+        (root / "seconds").write_text(str(time.time() - float((root / "killed_at").read_text())))
+        cut_copy(two / "ppo", one / "resumed")
+        assert cli.main(words("ppo", folder, one / "resumed", "training.resume=true")) == 0
+        again = words("ppo", folder, two / "killed", "reward_fn=ranks_rewards:letters", "training.resume=true")
+        left = latest(two / "killed")
+        assert cli.main(again) == 0
+    return root, code, told.read_text(), left
+
+
+SAME = (
+    "step", "train/iteration", "train/reward", "policy/loss", "policy/entropy", "policy/ref_kl", "critic/loss",
+    "update/kl_coef", "update/ent_coef", "update/learning_rate", "update/grad_norm", "curriculum/stage",
+)  # fmt: skip
+
+
+def same(ours, others, count):
+    ours, others = ([r for r in run if "train/iteration" in r] for run in (ours, others))
+    assert len(ours) == len(others) >= count
+    for a, b in zip(ours, others, strict=True):
+        for name in SAME:
+            assert a[name] == pytest.approx(b[name], rel=2e-3, abs=2e-5), (name, a["train/iteration"])
+
+
+def test_ppo_on_two_ranks_has_the_figures_of_one_process(runs):
+    """Rewards, losses, adaptive KL, schedules and the curriculum's stage, over several iterations."""
+    root = runs[0]
+    one, two = records(root / "one" / "ppo"), records(root / "two" / "ppo")
+    same(two, one, 3)
+    steered = [record["update/kl_coef"] for record in one if "update/kl_coef" in record]
+    assert len(set(steered)) == len(steered) and {r.get("curriculum/stage") for r in one} >= {1.0, 2.0}
+    for out in (root / "one" / "ppo", root / "two" / "ppo"):
+        assert len((out / "trajectories.jsonl").read_text().splitlines()) == 4 * len(steered)
+        load_model(out / "model")
+
+
+@pytest.mark.parametrize(("resumed", "whole"), [("two/resumed", "one/ppo"), ("one/resumed", "two/ppo")])
+def test_a_run_goes_on_with_another_number_of_ranks(runs, resumed, whole):
+    """As if it had never been cut: optimizer, adaptive KL, curriculum, order of rows and tasks come back."""
+    root = runs[0]
+    same(records(root / resumed), records(root / whole), CUT + 1)
+
+
+def test_sft_on_two_ranks_has_the_figures_of_one_process(runs):
+    one, two = records(runs[0] / "one" / "sft"), records(runs[0] / "two" / "sft")
+    assert len(one) == len(two) >= 4
+    for a, b in zip(two, one, strict=True):
+        for name in ("step", "sft/loss", "sft/grad_norm", "sft/tokens", "sft/epoch"):
+            assert a[name] == pytest.approx(b[name], rel=2e-3, abs=2e-5), (name, a["step"])
+    assert one[-1]["sft/loss"] < one[0]["sft/loss"]
+    summaries = [json.loads((runs[0] / n / "sft" / "eval.json").read_text())["summary"] for n in ("one", "two")]
+    assert summaries[0]["success"] == summaries[1]["success"]
+
+
+def test_a_killed_rank_ends_the_run_by_name_and_leaves_it_resumable(runs):
+    root, code, told, left = runs
+    assert code == 1 and "rank 1 of 2" in told and "was killed by SIGKILL" in told
+    assert float((root / "seconds").read_text()) < 30
+    state = json.loads((left / "state.json").read_text())["scalars"]
+    assert state["counters"]["iteration"] == 1
+    same(records(root / "two" / "killed"), records(root / "one" / "ppo"), 3)
+
+
+def test_gpus_starts_as_many_ranks_of_the_same_command(monkeypatch):
+    asked = []
+    monkeypatch.setattr(cli, "launch", lambda ranks, line: asked.append((ranks, line)) or 7)
+    line = ["ppo", "--gpus", "2", "ppo.gamma=0.9"]
+    assert cli.main(line) == 7 and asked == [(2, line)]
+
+
+@pytest.mark.parametrize(("count", "text"), [("0", "expected an integer >= 1, got 0"), ("3", "expected 2, the number")])
+def test_counts_that_cannot_be_served_are_refused(monkeypatch, capsys, count, text):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["sft", "--gpus", count]) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_the_launcher_runs_the_command_line_itself(capfd):
+    assert launch(2, ["--version"]) == 0
+    assert capfd.readouterr().out.strip() == cli.__version__  # rank 0's alone
