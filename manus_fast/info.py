@@ -1,4 +1,5 @@
-"""What this installation is and can do: the facts behind `manus-fast info` and the checks of `manus-fast doctor`."""
+"""What this installation is and can do, and what a run would take of it: the facts behind `manus-fast info` and the
+checks of `manus-fast doctor`."""
 
 from __future__ import annotations
 
@@ -11,9 +12,13 @@ import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from manus_fast import plan
 from manus_fast.versions import git_commit, versions
+
+if TYPE_CHECKING:
+    from manus_fast.run_config import Config
 
 
 def collect() -> dict[str, Any]:
@@ -58,6 +63,72 @@ def engines() -> dict[str, str]:
     if importlib.util.find_spec("openai") is None:
         reasons["openai"] = "the package openai is not installed"
     return {name: reasons.get(name) or "ready" for name in ENGINES}
+
+
+def memory(config: Config, ranks: int = 1, capacity: int | None = None, block: str = "ppo") -> dict[str, Any]:
+    """The memory that a run of `config` takes on each GPU, as JSON-compatible values; see manus_fast/plan.py.
+
+    Args:
+        ranks: GPUs that it runs on.
+        capacity: bytes of one GPU; None asks the first one, or the host where there is none.
+        block: "ppo" | "sft": what is run.
+
+    Raises:
+        ValueError: no model, a model that is no dense decoder, or a batch size that does not divide.
+    """
+    from manus_fast.data.packing import micro_batch_rows
+
+    learning, length = getattr(config, block), config.rollout.max_length
+    rows = micro_batch_rows(learning.batch_size, ranks, config.training.gradient_accumulation_steps)
+    limit = learning.max_tokens
+    load = plan.Load(
+        dtype=config.model.dtype,
+        tokens=rows * length if limit is None else min(rows * length, max(limit, length)),
+        slots=config.rollout.slots,
+        length=length,
+        critic=config.ppo.critic_kind if block == "ppo" else "none",
+        reference=block == "ppo" and config.ppo.needs_reference,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        ranks=ranks,
+    )
+    shape = plan.Shape.of(_model_config(config.model.path))
+    capacity = _capacity() if capacity is None else capacity
+    parts, changes = plan.parts(shape, load), plan.remedies(shape, load, capacity, block)
+    return {
+        "parameters": shape.parameters,
+        "tokens": load.tokens,
+        "ranks": ranks,
+        "parts": parts,
+        "total": sum(parts.values()),
+        "capacity": capacity,
+        "fits": changes == [],
+        "logits_avoided": plan.logits_avoided(shape, load),
+        "remedies": None if changes is None else [vars(change) for change in changes],
+    }
+
+
+def _model_config(path: str) -> dict[str, Any]:
+    """A model's config.json, without loading the model."""
+    from transformers import PretrainedConfig
+
+    from manus_fast.modeling.load import check_model_path
+
+    if not path:
+        raise ValueError("model.path: expected a model folder or hub name, got none (set it or --model_path)")
+    name = check_model_path(path)
+    try:
+        return PretrainedConfig.get_config_dict(name)[0]
+    except OSError as error:
+        raise ValueError(f"model: cannot read the config of {name!r}: {str(error).splitlines()[0]}") from error
+
+
+def _capacity() -> int:
+    """Bytes of the first GPU, or of the host where there is none."""
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass
