@@ -140,6 +140,7 @@ def parts(shape: Shape, load: Load) -> dict[str, int]:
     - weights: P of the compute dtype; a frozen reference as many as the policy's again.
     - gradients: 4·P, summed in float32, and in bfloat16 the largest matrix's own for a moment.
     - optimizer: AdamW's two moments, 8·P, and in bfloat16 the float32 master weights, 4·P.
+    - rollout_copy: where ranks divide the model, a whole one in the compute dtype that plays.
     - exchange: of data-parallel ranks: the gradients once more, on their way.
     - activations: what layers keep of a micro-batch for the backward pass; with gradient checkpointing the layers'
       inputs and one layer's own.
@@ -166,6 +167,7 @@ def parts(shape: Shape, load: Load) -> dict[str, int]:
         "weights": weights // share[3] + (width * shape.parameters if load.reference else 0),
         "gradients": _FP32 * trained // share[2] + (width * largest if width < _FP32 else 0),
         "optimizer": 0 if load.offload else optimizer // share[1],
+        "rollout_copy": width * shape.parameters if load.ranks > 1 and load.zero_stage else 0,
         "exchange": _FP32 * trained if load.ranks > 1 and load.zero_stage == 0 else 0,
         "activations": load.tokens * kept,
         "kv_cache": load.slots * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width,

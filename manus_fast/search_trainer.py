@@ -18,6 +18,7 @@ from manus_fast.envs.base import Task
 from manus_fast.learn.advantages import GROUP_KINDS
 from manus_fast.learn.curriculum import Curriculum
 from manus_fast.learn.filters import Selection
+from manus_fast.ranks import connect
 from manus_fast.rewards.shaping import TURN_PARTS
 from manus_fast.rollout.scheduler import RolloutStats
 from manus_fast.rollout.seeds import derive
@@ -41,13 +42,17 @@ class SearchTrainer(Trainer):
 
     Raises:
         ValueError: besides what `Trainer` refuses, an advantage without groups, rewards of whole episodes, a
-            curriculum, dynamic sampling, values from a model, or proposals of another temperature than the update's.
+            curriculum, dynamic sampling, values from a model, or proposals of another temperature than the update's,
+            or several ranks.
     """
 
     collects = "search"
 
     def __init__(self, config: Config, *arguments: Any, **options: Any):
         _check(config)
+        ranks = connect().size
+        if ranks > 1:
+            raise ValueError(f"training.collect: expected rollout with {ranks} ranks, got 'search'")
         self.trees: list[Tree] = []
         """Of the latest iteration."""
         super().__init__(config, *arguments, **options)

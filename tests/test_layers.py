@@ -39,6 +39,7 @@ LEAVES = {
     "versions",
     "ranks",
     "launch",
+    "plan",
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

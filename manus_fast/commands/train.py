@@ -85,7 +85,7 @@ def ppo(
         "training.logging_steps": logging_steps,
         **_shared(save_strategy, output_dir, bf16, use_wandb),
     }
-    settings = _load(config, "ppo_household", flags, overrides)
+    settings = load_settings(config, "ppo_household", flags, overrides)
     common.prepare()
     from manus_fast.search_trainer import make_trainer
 
@@ -123,7 +123,7 @@ def sft(
         "training.logging_steps": logging_steps,
         **_shared(save_strategy, output_dir, bf16, use_wandb),
     }
-    settings = _load(config, "sft_household", flags, overrides)
+    settings = load_settings(config, "sft_household", flags, overrides)
     common.prepare()
     from manus_fast.finetune import FineTune
 
@@ -137,7 +137,7 @@ def tell(report: Any, settings: Any) -> None:
         typer.echo(f"the model is in {settings.training.output_dir}/model")
 
 
-def _load(config: str | None, default: str, flags: dict[str, Any], extra: list[str] | None) -> Any:
+def load_settings(config: str | None, default: str, flags: dict[str, Any], extra: list[str] | None) -> Any:
     file = common.find_config(config, default)
     from manus_fast.run_config import Config
 
