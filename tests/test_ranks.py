@@ -57,6 +57,12 @@ def test_a_loss_that_one_rank_sees_as_not_finite_stops_all_under_one_name(two_ra
     assert "log" in told[0] and two_ranks["bad_rank"]["skipped"] == 1
 
 
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch):
+    """Seconds that the other ranks have to end by themselves: these never do."""
+    monkeypatch.setattr("manus_fast.launch._GRACE", 0.3)
+
+
 def run(source, capfd, ranks=2):
     """Exit code, standard error and seconds of a launch of `python -c source`."""
     started = time.monotonic()

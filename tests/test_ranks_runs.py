@@ -1,6 +1,8 @@
 """Whole runs on two ranks: `sft --gpus 2` and `ppo --gpus 2` give the numbers of one process, go on from its
 checkpoints and it from theirs, and a rank that is killed leaves a run that can be resumed."""
 
+import contextlib
+import io
 import json
 import os
 import shutil
@@ -82,9 +84,8 @@ def runs(tmp_path_factory):
             words("ppo", folder, two / "killed", "reward_fn=ranks_rewards:deadly"),
         ]
         (root / "lines.json").write_text(json.dumps(lines))
-        told = root / "told"
-        with told.open("w") as file:
-            patch.setattr(sys, "stderr", file)
+        told = io.StringIO()
+        with contextlib.redirect_stderr(told):
             code = launch(2, [str(root / "lines.json")], [sys.executable, str(HERE / "runs_worker.py")])
         (root / "seconds").write_text(str(time.time() - float((root / "killed_at").read_text())))
         cut_copy(two / "ppo", one / "resumed")
@@ -92,7 +93,7 @@ def runs(tmp_path_factory):
         again = words("ppo", folder, two / "killed", "reward_fn=ranks_rewards:letters", "training.resume=true")
         left = latest(two / "killed")
         assert cli.main(again) == 0
-    return root, code, told.read_text(), left
+    return root, code, told.getvalue(), left
 
 
 SAME = (
