@@ -2,6 +2,7 @@
 the assistant, each reply followed by its end of turn; everything else is there and not trained."""
 
 import json
+import re
 from collections import Counter
 
 import numpy as np
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 from manus_fast.agent.context import ChatFormat, Context
 from manus_fast.agent.protocol import Protocol
 from manus_fast.agent.trajectory import SCHEMA
+from manus_fast.cli import main
 from manus_fast.data.load import load_conversations
-from manus_fast.data.react import message_rows
+from manus_fast.data.react import message_rows, spans
 from manus_fast.modeling.tiny import make_tokenizer
 
 WORDS = ["look", "buy", "mug", "7", "the", "it's", "in/on", ",", "in", "A", "lamp", "now", "?"]
@@ -127,6 +129,9 @@ def test_trained_tokens_decode_to_the_trainable_text_and_its_end(tmp_path_factor
         trained = [row.token_ids[row.turn_id == n].tolist() for n in sorted(set(row.turn_id[row.turn_id >= 0]))]
         assert [tokenizer.decode(ids) for ids in trained] == [t + end for t in expected]
         assert all(ids[-1] == chat.end_id and chat.end_id not in ids[:-1] for ids in trained)
+        parts = [(tokenizer.decode(ids.tolist()), trained) for ids, trained in spans(row)]
+        assert [text for text, trained in parts if trained] == [t + end for t in expected]
+        assert "".join(text for text, _ in parts) == tokenizer.decode(row.token_ids.tolist())
         # What the other turns say is in the row, in order, without loss.
         text, place = tokenizer.decode(row.token_ids.tolist()), 0
         for message in item.messages:
@@ -136,3 +141,19 @@ def test_trained_tokens_decode_to_the_trainable_text_and_its_end(tmp_path_factor
         rows = message_rows(Context(chat, "window", 1), item.messages)
         again = np.concatenate([r.token_ids[r.loss_mask] for r in rows])
         assert again.tolist() == row.token_ids[row.loss_mask].tolist()
+
+
+def test_show_colours_the_very_tokens(tmp_path, capsys, monkeypatch):
+    chat = FORMATS["chatml"]
+    chat.tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text("{}")
+    row = ADAPTERS["agent_instruct"]([("look", "Think: now\nAct: click[mug]", False), ("A", "Act: look", True)])
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    command = ["data", "show", str(tmp_path / "a.jsonl"), "--model_path", str(tmp_path / "model")]
+    assert main(command) == 0
+    shown = capsys.readouterr().out
+    green = re.findall(r"\x1b\[32m(.*?)\x1b\[0m", shown, re.DOTALL)
+    assert "".join(green) == "Think: Act: look<|im_end|>"  # a line break ends the colour
+    assert "<|im_start|>user\nlook<|im_end|>" in shown and "tokens are trained on" in shown
+    assert main([*command[:-1], str(tmp_path / "none")]) == 2

@@ -6,12 +6,15 @@ import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from manus_fast.commands import distill
+from manus_fast.commands import common, distill
 from manus_fast.errors import UserError
+
+if TYPE_CHECKING:
+    from manus_fast.agent.context import ChatFormat
 
 app = typer.Typer(help="Builds, shows and counts training data.", no_args_is_help=True)
 
@@ -51,6 +54,9 @@ def show(
     name: Name,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Conversations.")] = 1,
     raw: Annotated[bool, typer.Option("--raw", help="Replies as the dataset has them.")] = False,
+    model: Annotated[
+        str | None, typer.Option("--model_path", help="Print the very tokens of this model's chat format.")
+    ] = None,
 ) -> None:
     """Prints conversations with what is trained on in green."""
     from rich.console import Console
@@ -58,13 +64,23 @@ def show(
 
     from manus_fast.agent.protocol import Protocol
     from manus_fast.data.load import load_conversations
+    from manus_fast.data.react import message_rows, spans
 
     console, dropped, shown = Console(), Counter(), 0
+    chat = None if model is None else _chat_format(model)
     for item in islice(load_conversations(name, dropped, None if raw else Protocol()), limit):
         console.print(Text(_visible(f"{item.source} {item.id} ({item.domain})"), "bold"))
-        for message in item.messages:
+        for row in () if chat is None else message_rows(chat, item.messages):
+            parts = [(chat.tokenizer.decode(ids.tolist()), trained) for ids, trained in spans(row)]
+            console.print(
+                *(Text(_visible(text), "green" if trained else "") for text, trained in parts), sep="", soft_wrap=True
+            )
+            console.print(Text(f"{row.loss_mask.sum()} of {len(row)} tokens are trained on", "dim"))
+        for message in item.messages if chat is None else ():
             style = "green" if message["trainable"] else ""
-            console.print(Text(f"{message['role']}: ", "dim"), Text(_visible(message["content"]), style), sep="")
+            console.print(
+                Text(f"{message['role']}: ", "dim"), Text(_visible(message["content"]), style), sep="", soft_wrap=True
+            )
         shown += 1
     if not shown:
         typer.echo(f"no conversation in {name}", err=True)
@@ -101,6 +117,14 @@ def _source(word: str) -> tuple[str, float]:
         return name, float(weight)
     except ValueError as error:
         raise UserError(f"data build: expected DATA or DATA=WEIGHT, got {word!r}") from error
+
+
+def _chat_format(model: str) -> ChatFormat:
+    from manus_fast.agent.context import ChatFormat
+    from manus_fast.modeling.load import load_tokenizer
+
+    common.prepare()
+    return ChatFormat(load_tokenizer(model))
 
 
 def _visible(text: str) -> str:

@@ -6,6 +6,7 @@ tokens and context (a windowed context forks rows as it does in play).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +83,15 @@ def message_rows(context: Context | ChatFormat, messages: Sequence[Mapping[str, 
         row.loss_mask[off] = False
         row.turn_id[off] = -1
     return rows
+
+
+def spans(row: Row) -> list[tuple[np.ndarray, bool]]:
+    """The row's ids in the stretches that are trained on and those that are not, in order."""
+    edges = np.flatnonzero(np.diff(row.loss_mask)) + 1
+    return [
+        (row.token_ids[start:end], bool(row.loss_mask[start]))
+        for start, end in itertools.pairwise([0, *edges.tolist(), len(row)])
+    ]
 
 
 def keep_trainable(rows: Sequence[Row]) -> tuple[list[Row], int]:
