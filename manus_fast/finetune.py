@@ -168,7 +168,7 @@ class FineTune:
     def conversations(self, name: str) -> list[Row]:
         """Rows of a named dataset, its replies in the agent's form; skipped rows are logged with their reasons."""
         dropped: Counter[str] = Counter()
-        items = load_conversations(name, dropped, self.player.protocol)
+        items = load_conversations(name, dropped, self.player.protocol, streaming=self.config.data.streaming)
         rows = [row for number, item in enumerate(items) for row in self._rows(item, number)]
         rows, empty = keep_trainable(rows)
         if empty:

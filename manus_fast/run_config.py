@@ -65,7 +65,10 @@ class DataConfig:
     """The `data` block: what supervised fine-tuning learns from."""
 
     name: str | None = None
-    """A JSONL, JSON or parquet file, a folder of them, or a hub name; null: the environment's own expert plays."""
+    """A JSONL, JSON or parquet file, a folder of them, or a hub name (owner/set or owner/set:split); null: the
+    environment's own expert plays."""
+    streaming: bool = False
+    """Read a hub dataset over the network row by row, instead of from the cache that it is loaded into."""
     expert: str | None = None
     """Kind of expert, by the environment's own names; null: the environment's first."""
     demonstrations: int = 1000

@@ -1,6 +1,8 @@
 """`data build`: no task on both sides, what is left out is reported, and files appear whole or not at all."""
 
 import json
+import shutil
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from manus_fast.agent.protocol import Protocol
 from manus_fast.cli import main
 from manus_fast.data import build as module
 from manus_fast.data.build import BuildConfig, build, is_valid
+from manus_fast.data.load import load_conversations
 from manus_fast.data.schema import Conversation
 
 
@@ -131,3 +134,17 @@ def test_mistakes_are_one_sentence_and_leave_nothing(tmp_path, capsys):
     assert "--output_dir" in capsys.readouterr().err
     assert main(["data", "build", good, "--output_dir", str(tmp_path / "file")]) == 2
     assert main(["data", "build", good, "--output_dir", ""]) == 2
+
+
+def test_ids_of_two_files_stay_apart_and_their_task_together(tmp_path):
+    names = [write(tmp_path / f"{n}.jsonl", [row("os_1", words(n)), row("os_2", words(n + 10))]) for n in (1, 2)]
+    build([(name, 1) for name in names], tmp_path / "out", BuildConfig(valid=0), Protocol())
+    dropped = Counter()
+    items = list(load_conversations(str(tmp_path / "out"), dropped))
+    assert not dropped and {item.id for item in items} == {"os_1", "os_1#2", "os_2", "os_2#2"}
+    assert {item.task or item.id for item in items} == {"os_1", "os_2"}
+    folder = tmp_path / "both"
+    folder.mkdir()
+    for name in names:
+        shutil.copy(name, folder)
+    assert len(list(load_conversations(str(folder), dropped))) == 4 and not dropped  # an id once a file

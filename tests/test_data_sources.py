@@ -7,6 +7,7 @@ import pytest
 
 from manus_fast.agent.protocol import Protocol
 from manus_fast.agent.trajectory import SCHEMA
+from manus_fast.cli import main
 from manus_fast.data.build import is_valid
 from manus_fast.data.load import load_conversations
 from manus_fast.data.schema import MAX_CONTENT
@@ -93,3 +94,36 @@ def test_other_rollouts_are_counted(tmp_path, change, reason):
     dropped = Counter()
     assert not list(load_conversations(str(tmp_path / "trajectories.jsonl"), dropped, Protocol()))
     assert dropped == {reason: 1}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_hub_datasets_by_split(monkeypatch, capsys, streaming):
+    """As AgentInstruct is published: splits by domain, and none that is called train."""
+    datasets = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(name, streaming):
+        asked.append((name, streaming))
+        if name != "owner/set":
+            raise datasets.exceptions.DatasetNotFoundError(f"Dataset '{name}' doesn't exist on the Hub")
+        splits = {k: datasets.Dataset.from_list([row("agent_instruct", f"{k}_1")]) for k in ("os", "db")}
+        if streaming:
+            return datasets.IterableDatasetDict({k: v.to_iterable_dataset() for k, v in splits.items()})
+        return datasets.DatasetDict(splits)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+    def ids(name, **more):
+        dropped = Counter()
+        found = [item.id for item in load_conversations(name, dropped, Protocol(), streaming=streaming, **more)]
+        assert not dropped
+        return found
+
+    assert ids("owner/set") == ["os_1", "db_1"] and asked[-1] == ("owner/set", streaming)
+    assert ids("owner/set:db") == ids("owner/set", split="db") == ["db_1"]
+    with pytest.raises(ValueError, match="expected one of the splits os, db of 'owner/set', got 'kg'"):
+        ids("owner/set:kg")
+    with pytest.raises(ValueError, match=r"got 'owner/none' .*doesn't exist on the Hub"):
+        ids("owner/none")
+    assert main(["data", "stats", "owner/set:os", *(["--streaming"] if streaming else [])]) == 0
+    assert json.loads(capsys.readouterr().out)["domains"] == {"OS": 1} and asked[-1][1] is streaming

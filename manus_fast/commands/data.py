@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Builds, shows and counts training data.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="DATA", help="JSONL, JSON or parquet file, folder, or hub name.")]
+Streaming = Annotated[bool, typer.Option("--streaming", help="Read hub datasets without loading them into the cache.")]
+Name = Annotated[str, typer.Argument(metavar="DATA", help="JSONL, JSON or parquet file, folder, hub name[:split].")]
 
 
 @app.callback()
@@ -35,14 +36,15 @@ def build(
     similarity: Annotated[float, typer.Option("--similarity", help="From which two are near duplicates.")] = 0.9,
     style: Annotated[str, typer.Option("--style", help="react, tags or act.")] = "react",
     seed: Annotated[int, typer.Option("--seed", help="Of the mix and the split.")] = 0,
+    streaming: Streaming = False,
 ) -> None:
     """Mixes datasets by weight, drops malformed rows and near duplicates, splits by task, and says what was dropped."""
     from manus_fast.agent.protocol import Protocol
     from manus_fast.data.build import BuildConfig
     from manus_fast.data.build import build as make
 
-    report = make([_source(word) for word in sources], out, BuildConfig(valid, max_turns, max_chars, similarity, seed),
-                  Protocol(style))  # fmt: skip
+    config = BuildConfig(valid, max_turns, max_chars, similarity, seed, streaming)
+    report = make([_source(word) for word in sources], out, config, Protocol(style))
     typer.echo(json.dumps(report, indent=2))
 
 
@@ -57,6 +59,7 @@ def show(
     model: Annotated[
         str | None, typer.Option("--model_path", help="Print the very tokens of this model's chat format.")
     ] = None,
+    streaming: Streaming = False,
 ) -> None:
     """Prints conversations with what is trained on in green."""
     from rich.console import Console
@@ -68,7 +71,8 @@ def show(
 
     console, dropped, shown = Console(), Counter(), 0
     chat = None if model is None else _chat_format(model)
-    for item in islice(load_conversations(name, dropped, None if raw else Protocol()), limit):
+    items = load_conversations(name, dropped, None if raw else Protocol(), streaming=streaming)
+    for item in islice(items, limit):
         console.print(Text(_visible(f"{item.source} {item.id} ({item.domain})"), "bold"))
         for row in () if chat is None else message_rows(chat, item.messages):
             parts = [(chat.tokenizer.decode(ids.tolist()), trained) for ids, trained in spans(row)]
@@ -91,6 +95,7 @@ def show(
 def stats(
     name: Name,
     plot: Annotated[str | None, typer.Option("--plot", help="SVG file for a picture of the figures.")] = None,
+    streaming: Streaming = False,
 ) -> None:
     """Counts conversations, turns, lengths, forms of action, sources and domains, and the rows that were skipped."""
     from manus_fast.agent.protocol import Protocol
@@ -100,7 +105,7 @@ def stats(
     if plot is not None and (not plot.endswith(".svg") or not Path(plot).resolve().parent.is_dir()):
         raise UserError(f"--plot: expected an .svg file in a folder that exists, got {plot!r}")
     statistics = Statistics(Protocol())
-    statistics.take(load_conversations(name, statistics.dropped))
+    statistics.take(load_conversations(name, statistics.dropped, streaming=streaming))
     if plot is not None:
         try:
             Path(plot).write_text(statistics.plot(name), encoding="utf-8")

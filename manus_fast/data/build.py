@@ -36,6 +36,8 @@ class BuildConfig:
     similarity: float = 0.9
     """Jaccard similarity of word 5-grams from which the later of two conversations is dropped; 1: exact copies only."""
     seed: int = 0
+    streaming: bool = False
+    """Read hub datasets row by row, instead of from the cache that they are loaded into."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.valid < 1:
@@ -90,10 +92,11 @@ def build(
             chosen += random.Random(f"{config.seed}:{name}").sample(kept, count)
             report["sources"][name]["used"] = count
         random.Random(config.seed).shuffle(chosen)
+        taken: set[tuple[str, str]] = set()
         for item in chosen:
             split = "valid" if is_valid(item, config.valid, config.seed) else "train"
             report[split] += 1
-            files.write(f"{split}.jsonl", json.dumps(item.to_json()) + "\n")
+            files.write(f"{split}.jsonl", json.dumps(_renamed(item, taken).to_json()) + "\n")
         files.write("report.json", json.dumps(report, indent=2) + "\n")
     return report
 
@@ -105,7 +108,7 @@ def _read(
     dropped: Counter[str] = Counter()
     kept: list[Conversation] = []
     alike: list[dict[str, str]] = []
-    for item in load_conversations(name, dropped, protocol):
+    for item in load_conversations(name, dropped, protocol, streaming=config.streaming):
         # System messages and first observations repeat over a dataset; what was done tells copies apart.
         text = "\n".join(message["content"] for message in item.messages if message["role"] != "system")
         if sum(message["role"] == "assistant" for message in item.messages) > config.max_turns:
@@ -121,6 +124,16 @@ def _read(
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "it holds no row"
         raise ValueError(f"sources: expected conversations to train on in {name!r}, got none ({reasons})")
     return kept, {"read": len(kept), "dropped": dict(sorted(dropped.items())), "near_duplicates": alike[:_SHOWN]}
+
+
+def _renamed(item: Conversation, taken: set[tuple[str, str]]) -> Conversation:
+    """The conversation, under a new id where one of another file or split has its id: in one file an id stands once."""
+    task, name, number = item.task or item.id, item.id, 1
+    while (item.source, name) in taken:
+        number += 1
+        name = f"{item.id}#{number}"
+    taken.add((item.source, name))
+    return item if name == item.id else Conversation(name, item.source, item.domain, item.messages, task)
 
 
 class _Files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -18,59 +19,90 @@ _SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
 def load_conversations(
-    name: str, dropped: Counter[str], protocol: Protocol | None = None, split: str = "train"
+    name: str,
+    dropped: Counter[str],
+    protocol: Protocol | None = None,
+    split: str = "train",
+    streaming: bool = False,
 ) -> Iterator[Conversation]:
     """Conversations of a file, a folder (its `split`.jsonl, else all its files) or a hub dataset, in order.
 
     Args:
-        name: a path, or a hub name where there is no such path (needs the extra `data`).
-        dropped: counts the skipped rows by reason.
+        name: a path, or a hub name where there is no such path (needs the extra `data`): owner/set, whose split `split`
+            is read, or all of its splits where it has none of that name; owner/set:split reads that one.
+        dropped: counts the skipped rows by reason. An id may come once in each file or split.
         protocol: rewrites trainable replies in its form; None keeps them as they are.
+        streaming: read a hub dataset row by row over the network, instead of from the cache that it is loaded into.
 
     Raises:
-        ValueError: no such file, or an unknown kind of file.
+        ValueError: no such file or split, or an unknown kind of file.
     """
-    seen: set[tuple[str, str]] = set()
-    for row in read_records(name, split):
-        try:
-            if isinstance(row, MalformedRow):
-                raise row
-            item = read_row(row)
-            if (item.source, item.id) in seen:
-                raise MalformedRow("duplicate id")
-            item = item if protocol is None else normalise(item, protocol)
-            seen.add((item.source, item.id))
-        except MalformedRow as error:
-            dropped[error.reason] += 1
-            continue
-        yield item
+    for rows in _parts(name, split, streaming):
+        seen: set[tuple[str, str]] = set()
+        for row in rows:
+            try:
+                if isinstance(row, MalformedRow):
+                    raise row
+                item = read_row(row)
+                if (item.source, item.id) in seen:
+                    raise MalformedRow("duplicate id")
+                item = item if protocol is None else normalise(item, protocol)
+                seen.add((item.source, item.id))
+            except MalformedRow as error:
+                dropped[error.reason] += 1
+                continue
+            yield item
 
 
-def read_records(name: str, split: str = "train") -> Iterator[Any]:
+def read_records(name: str, split: str = "train", streaming: bool = False) -> Iterator[Any]:
+    """The parsed records of a dataset, with a MalformedRow in place of what is no JSON. Raises: as above."""
+    return itertools.chain.from_iterable(_parts(name, split, streaming))
+
+
+def _parts(name: str, split: str, streaming: bool) -> Iterator[Iterator[Any]]:
+    """The records of each file, or of each split of a hub dataset."""
     path = Path(name)
     if path.is_dir():
         built = path / f"{split}.jsonl"
         files = [built] if built.is_file() else sorted(f for f in path.iterdir() if f.suffix in _SUFFIXES)
         if not files:
             raise ValueError(f"data.name: expected JSONL, JSON or parquet files in {name!r}, got none")
-        for file in files:
-            yield from _file(file)
+        yield from map(_file, files)
     elif path.is_file():
-        yield from _file(path)
+        yield _file(path)
     elif path.suffix in _SUFFIXES or path.is_absolute() or name.startswith("."):
         raise ValueError(f"data.name: expected a file, a folder or a hub name, got {name!r}, which does not exist")
     else:
+        yield from _hub(name, split, streaming)
+
+
+def _hub(name: str, split: str, streaming: bool) -> Iterator[Iterator[Any]]:
+    try:
+        from datasets import load_dataset
+    except ImportError as error:
+        raise ValueError(
+            f"data.name: expected the package datasets for hub names (pip install manus-fast[data]), got {name!r}"
+        ) from error
+    dataset, colon, chosen = name.partition(":")
+
+    def refused(error: Exception) -> ValueError:
+        what = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return ValueError(f"data.name: expected a file, a folder or a hub dataset, got {name!r} ({what})")
+
+    def rows(part: Any) -> Iterator[Any]:
         try:
-            from datasets import load_dataset
-        except ImportError as error:
-            raise ValueError(
-                f"data.name: expected the package datasets for hub names (pip install manus-fast[data]), got {name!r}"
-            ) from error
-        try:
-            yield from load_dataset(name, split=split, streaming=True)
+            yield from part
         except (OSError, ValueError) as error:
-            what = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ValueError(f"data.name: expected a file, a folder or a hub dataset, got {name!r} ({what})") from error
+            raise refused(error) from error
+
+    try:
+        found = load_dataset(dataset, streaming=streaming)
+    except (OSError, ValueError) as error:
+        raise refused(error) from error
+    if colon and chosen not in found:
+        raise ValueError(f"data.name: expected one of the splits {', '.join(found)} of {dataset!r}, got {chosen!r}")
+    for key in [chosen] if colon else [split] if split in found else found:
+        yield rows(found[key])
 
 
 def _file(path: Path) -> Iterator[Any]:
