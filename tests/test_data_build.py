@@ -148,3 +148,16 @@ def test_ids_of_two_files_stay_apart_and_their_task_together(tmp_path):
     for name in names:
         shutil.copy(name, folder)
     assert len(list(load_conversations(str(folder), dropped))) == 4 and not dropped  # an id once a file
+
+
+def test_repeated_ids_are_skipped_or_kept(tmp_path):
+    name = write(tmp_path / "a.jsonl", [row("maze_1", words(1)), row("maze_1", words(2)), row("maze_1", words(2))])
+    report = build([(name, 1)], tmp_path / "out", BuildConfig(), Protocol())
+    assert report["sources"][name]["dropped"] == {"duplicate id": 2}
+    report = build([(name, 1)], tmp_path / "out", BuildConfig(keep_repeated_ids=True), Protocol())
+    assert report["sources"][name]["dropped"] == {"near duplicate": 1}
+    items = [
+        *load_conversations(f"{tmp_path}/out", Counter()),
+        *load_conversations(f"{tmp_path}/out", Counter(), split="valid"),
+    ]
+    assert {(item.id, item.task or item.id) for item in items} == {("maze_1", "maze_1"), ("maze_1#2", "maze_1")}

@@ -37,13 +37,16 @@ def build(
     style: Annotated[str, typer.Option("--style", help="react, tags or act.")] = "react",
     seed: Annotated[int, typer.Option("--seed", help="Of the mix and the split.")] = 0,
     streaming: Streaming = False,
+    keep_repeated_ids: Annotated[
+        bool, typer.Option("--keep_repeated_ids", help="Keep conversations whose id came before in a file.")
+    ] = False,
 ) -> None:
     """Mixes datasets by weight, drops malformed rows and near duplicates, splits by task, and says what was dropped."""
     from manus_fast.agent.protocol import Protocol
     from manus_fast.data.build import BuildConfig
     from manus_fast.data.build import build as make
 
-    config = BuildConfig(valid, max_turns, max_chars, similarity, seed, streaming)
+    config = BuildConfig(valid, max_turns, max_chars, similarity, seed, streaming, keep_repeated_ids)
     report = make([_source(word) for word in sources], out, config, Protocol(style))
     typer.echo(json.dumps(report, indent=2))
 

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from manus_fast.agent.protocol import Protocol
 from manus_fast.data.duplicates import NearDuplicates
-from manus_fast.data.load import load_conversations
+from manus_fast.data.load import load_conversations, renamed
 from manus_fast.data.schema import Conversation
 
 _SHOWN = 1000
@@ -38,6 +38,8 @@ class BuildConfig:
     seed: int = 0
     streaming: bool = False
     """Read hub datasets row by row, instead of from the cache that they are loaded into."""
+    keep_repeated_ids: bool = False
+    """Keep conversations whose id came before in the same file."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.valid < 1:
@@ -96,7 +98,10 @@ def build(
         for item in chosen:
             split = "valid" if is_valid(item, config.valid, config.seed) else "train"
             report[split] += 1
-            files.write(f"{split}.jsonl", json.dumps(_renamed(item, taken).to_json()) + "\n")
+            if (item.source, item.id) in taken:  # in one file an id stands once
+                item = renamed(item, taken)
+            taken.add((item.source, item.id))
+            files.write(f"{split}.jsonl", json.dumps(item.to_json()) + "\n")
         files.write("report.json", json.dumps(report, indent=2) + "\n")
     return report
 
@@ -108,7 +113,9 @@ def _read(
     dropped: Counter[str] = Counter()
     kept: list[Conversation] = []
     alike: list[dict[str, str]] = []
-    for item in load_conversations(name, dropped, protocol, streaming=config.streaming):
+    for item in load_conversations(
+        name, dropped, protocol, streaming=config.streaming, keep_repeated_ids=config.keep_repeated_ids
+    ):
         # System messages and first observations repeat over a dataset; what was done tells copies apart.
         text = "\n".join(message["content"] for message in item.messages if message["role"] != "system")
         if sum(message["role"] == "assistant" for message in item.messages) > config.max_turns:
@@ -124,16 +131,6 @@ def _read(
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "it holds no row"
         raise ValueError(f"sources: expected conversations to train on in {name!r}, got none ({reasons})")
     return kept, {"read": len(kept), "dropped": dict(sorted(dropped.items())), "near_duplicates": alike[:_SHOWN]}
-
-
-def _renamed(item: Conversation, taken: set[tuple[str, str]]) -> Conversation:
-    """The conversation, under a new id where one of another file or split has its id: in one file an id stands once."""
-    task, name, number = item.task or item.id, item.id, 1
-    while (item.source, name) in taken:
-        number += 1
-        name = f"{item.id}#{number}"
-    taken.add((item.source, name))
-    return item if name == item.id else Conversation(name, item.source, item.domain, item.messages, task)
 
 
 class _Files:

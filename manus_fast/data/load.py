@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,6 +25,7 @@ def load_conversations(
     protocol: Protocol | None = None,
     split: str = "train",
     streaming: bool = False,
+    keep_repeated_ids: bool = False,
 ) -> Iterator[Conversation]:
     """Conversations of a file, a folder (its `split`.jsonl, else all its files) or a hub dataset, in order.
 
@@ -32,6 +34,7 @@ def load_conversations(
             is read, or all of its splits where it has none of that name; owner/set:split reads that one.
         dropped: counts the skipped rows by reason. An id may come once in each file or split.
         protocol: rewrites trainable replies in its form; None keeps them as they are.
+        keep_repeated_ids: keep conversations under an id that came before, as further attempts at the task of that id.
         streaming: read a hub dataset row by row over the network, instead of from the cache that it is loaded into.
 
     Raises:
@@ -45,13 +48,23 @@ def load_conversations(
                     raise row
                 item = read_row(row)
                 if (item.source, item.id) in seen:
-                    raise MalformedRow("duplicate id")
+                    if not keep_repeated_ids:
+                        raise MalformedRow("duplicate id")
+                    item = renamed(item, seen)
                 item = item if protocol is None else normalise(item, protocol)
                 seen.add((item.source, item.id))
             except MalformedRow as error:
                 dropped[error.reason] += 1
                 continue
             yield item
+
+
+def renamed(item: Conversation, taken: Container[tuple[str, str]]) -> Conversation:
+    """The conversation under an id that no (source, id) in `taken` has; its old id names its task."""
+    number = 2
+    while (item.source, f"{item.id}#{number}") in taken:
+        number += 1
+    return replace(item, id=f"{item.id}#{number}", task=item.task or item.id)
 
 
 def read_records(name: str, split: str = "train", streaming: bool = False) -> Iterator[Any]:
