@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.data_tables import training
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -25,9 +27,23 @@ def section() -> str:
         parts += _ops(json.loads((RESULTS / "h200.json").read_text()))
     if (RESULTS / "demo.json").is_file():
         parts += _demo(json.loads((RESULTS / "demo.json").read_text()))
+    if (RESULTS / "webshop_training.json").is_file():
+        parts += _webshop(json.loads((RESULTS / "webshop_training.json").read_text()))
     if (RESULTS / "search_panel.json").is_file():
         parts += _search(json.loads((RESULTS / "search_panel.json").read_text()))
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _webshop(record: dict[str, Any]) -> list[str]:
+    return [
+        f"A small policy in the generated WebShop, on {record['threads']} CPU cores: it imitates an expert, then learns by",
+        "PPO. `docs/webshop.md` says how.",
+        "",
+        *training(record)[:2],
+        "",
+        *training(record)[3:],
+        "",
+    ]
 
 
 def _search(record: dict[str, Any]) -> list[str]:
