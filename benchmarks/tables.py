@@ -35,13 +35,10 @@ def section() -> str:
 
 
 def _webshop(record: dict[str, Any]) -> list[str]:
+    """Imitation and PPO in the generated WebShop."""
     return [
-        f"A small policy in the generated WebShop, on {record['threads']} CPU cores: it imitates an expert, then learns by",
-        "PPO. `docs/webshop.md` says how.",
-        "",
-        *training(record)[:2],
-        "",
-        *training(record)[3:],
+        "A small policy in the generated WebShop imitates an expert, then learns by PPO (`docs/webshop.md`).",
+        *training(record),
         "",
     ]
 
