@@ -91,7 +91,8 @@ def main() -> None:
     args = parser.parse_args()
     root = find_root(args.data)
     if args.engine:
-        print(json.dumps(measure(args.engine, root, args.games, args.steps)))
+        measured = measure(args.engine, root, args.games, args.steps)
+        print(json.dumps({"version": engine_version()} | measured))
         return
     results = {}
     for engine in ENGINES:
@@ -99,7 +100,8 @@ def main() -> None:
         command += ["--games", str(args.games), "--steps", str(args.steps)]
         run = subprocess.run(command, check=True, capture_output=True, text=True)
         results[engine] = json.loads(run.stdout.splitlines()[-1])
-    print(engine_version())
+        version = results[engine].pop("version")
+    print(version)
     for name in ("load", "reset", "step", "clone"):
         stock = results["stock"][name]
         cells = "  ".join(f"{e} {results[e][name]:.4g} ({stock / results[e][name]:.3g}×)" for e in ENGINES)
@@ -108,7 +110,7 @@ def main() -> None:
     cells = "  ".join(f"{name} {results['native'][name] * 1e3:.3g}" for name in results["native"] if "batch" in name)
     print(f"native, 256 worlds a call, µs per world with strings: {cells}")
     if args.json:
-        rows = {"schema": 1, "engine": engine_version(), "games": args.games, "steps": args.steps, "ms": results}
+        rows = {"schema": 1, "engine": version, "games": args.games, "steps": args.steps, "ms": results}
         Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
 
 

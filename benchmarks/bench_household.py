@@ -1,6 +1,6 @@
 """Household worlds: microseconds per world of step, reset, clone, save and restore, a batch of worlds in one call.
 
-    python -m benchmarks.bench_household --data GAMES --json benchmarks/results/household.json
+    python -m benchmarks.bench_household --data GAMES --memory 1000 --json benchmarks/results/household.json
 
 "native" rows make texts and admissible commands in C++; "+ str" rows hand them to Python as `str` and lists, too, as
 `EnvBatch` does. Actions are drawn from the admissible ones, so that every step does something; games that end are
@@ -8,12 +8,14 @@ reset outside the timed part. `ms` is one call on the whole batch; the table sho
 
 With --data (a folder of `manus-fast env make-games`, or ALFWorld's own) the same games are played in this run by the
 native engine and by TextWorld, stock and memoised (`bench_alfworld`, in a process of its own with the Python that has
-the package alfworld); `ms` is then per world.
+the package alfworld); `ms` is then per world. With --memory all worlds are played on for so many steps: `peak_mib` is
+what the process holds (resident) after each part, `ms` the mean step of all of them so far, choice of commands included.
 """
 
 import argparse
 import json
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -121,13 +123,13 @@ def compare(report: harness.Report, root: Path, python: str, worlds: int, repeat
         run = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         theirs = json.loads(run.stdout.splitlines()[-1])
         for name in ("reset", "step", "clone"):
-            report.add(case, f"TextWorld, {engine}", name, theirs[name])
+            report.add(case, f"{theirs['version']}, {engine}", name, theirs[name])
             print(f"  {name}: {theirs[name] / ours[name]:,.0f} times the native engine's", end="")
             print(f", {theirs[name] / ours[f'{name} + str']:,.0f} with strings" if f"{name} + str" in ours else "")
 
 
-def memory(worlds: int, steps: int) -> None:
-    """Plays `worlds` worlds for `steps` steps and prints the resident memory on the way."""
+def memory(report: harness.Report, worlds: int, steps: int) -> None:
+    """Plays `worlds` worlds for `steps` steps, with random commands, and adds the resident memory on the way."""
     env = envs.make("household", level=2, max_steps=60_000)
     batch, tasks, rng = env.make_batch(worlds), env.tasks("train"), random.Random(0)
     slots, played = list(range(worlds)), worlds
@@ -141,10 +143,11 @@ def memory(worlds: int, steps: int) -> None:
             played += len(ended)
             for slot, info in zip(ended, fresh[1], strict=True):
                 infos[slot] = info
-        if step in (1, steps // 10) or step % (steps // 5) == 0:
-            mib = int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20
-            print(f"memory: {worlds} worlds, step {step}: {mib:.1f} MiB", flush=True)
-    print(f"memory: {worlds * steps:,} steps, {played:,} games, {time.perf_counter() - begin:.0f} s\n")
+        if step in (1, steps // 10) or step % max(1, steps // 5) == 0:
+            mib = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+            ms = (time.perf_counter() - begin) * 1e3 / step
+            case = f"level 2, {worlds} worlds, {played} games"
+            report.add(case, "native + str", f"after step {step}", ms, peak_mib=mib)
 
 
 def main() -> None:
@@ -157,9 +160,9 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="the Python that has the package alfworld")
     parser.add_argument("--memory", type=int, default=0, metavar="STEPS", help="also so many steps of all worlds")
     args = parser.parse_args()
-    if args.memory:
-        memory(args.worlds, args.memory)
     report = harness.Report("household", harness.device_name("cpu"), harness.Ceilings(1, 1), harness.commit_name())
+    if args.memory:
+        memory(report, args.worlds, args.memory)
     machine_threads = _C.num_threads()
     single: dict[int, dict[str, float]] = {}
     for threads in sorted({1, machine_threads}):
