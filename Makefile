@@ -92,12 +92,15 @@ test-cpp: $(STAMPS)/tools
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 $$folder/mf_tests || exit 1; \
 	done
 
-# ALFWorld's own engine in an environment without torch: two of its packages are built from source, for minutes. The
-# build of one calls `python`, a name that a bare machine does not have: hence the PATH.
+# ALFWorld's own engine in an environment of its own: two of its packages are built from source, for minutes. The build
+# of one calls `python`, a name that a bare machine does not have: hence the PATH. Torch and whatever else is missing
+# there is taken from $(VENV), whose packages come after its own (after.pth).
 $(ALFWORLD)/.stamp: $(STAMPS)/venv
 	$(PYTHON) -m venv $(ALFWORLD)
 	PATH="$(abspath $(ALFWORLD))/bin:$$PATH" $(ALFWORLD)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
 	  "alfworld>=0.4" pytest pytest-timeout hypothesis
+	@site='import sysconfig; print(sysconfig.get_paths()["purelib"])' && \
+	$(BIN)/python -c "$$site" > "$$($(ALFWORLD)/bin/python -c "$$site")/after.pth"
 	@touch $@
 
 test-alfworld: $(STAMPS)/build $(ALFWORLD)/.stamp

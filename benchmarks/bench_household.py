@@ -9,7 +9,7 @@ reset outside the timed part. `ms` is one call on the whole batch; the table sho
 With --data (a folder of `manus-fast env make-games`, or ALFWorld's own) the same games are played in this run by the
 native engine and by TextWorld, stock and memoised (`bench_alfworld`, in a process of its own with the Python that has
 the package alfworld); `ms` is then per world. With --memory all worlds are played on for so many steps: `peak_mib` is
-what the process holds (resident) after each part, `ms` the mean step of all of them so far, choice of commands included.
+what the process holds (resident) after each part, `ms` the mean step of all of them so far, choosing included.
 """
 
 import argparse

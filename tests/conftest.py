@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-# The environment that has alfworld has no torch: its tests need none.
+# Environments play without torch, and so do most of their tests.
 if importlib.util.find_spec("torch") is not None:
     import torch
 

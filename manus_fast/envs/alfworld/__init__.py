@@ -7,6 +7,7 @@ Games come from `alfworld-download` or from `make_games`. They are played by the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Sequence
@@ -88,12 +89,14 @@ class AlfWorld:
 
     @functools.cached_property
     def instructions(self) -> str:
-        """What a player is told, in the grammar of the first game found. Raises ValueError without any game."""
+        """What a player is told, in the grammar of the first whole game. Raises ValueError where there is none."""
         for split in self.splits:
-            if (self.root / split).is_dir() and self.tasks(split):
-                game = read_game(self.root / self.tasks(split)[0].data["game"])
-                return _INSTRUCTIONS.format(put=_PUT[grammar_of(game["grammar"])])
-        raise ValueError(f"environment.options.data_path: expected games in {self.root}, got none")
+            for task in self.tasks(split) if (self.root / split).is_dir() else []:
+                # A file that is cut off fails its own episodes, not the run.
+                with contextlib.suppress(ValueError):
+                    game = read_game(self.root / task.data["game"])
+                    return _INSTRUCTIONS.format(put=_PUT[grammar_of(game["grammar"])])
+        raise ValueError(f"environment.options.data_path: expected games in {self.root}, got none that is whole")
 
     def _factory(self) -> functools.partial[TextWorldEnv]:
         return functools.partial(TextWorldEnv, str(self.root), self.max_steps, self._fast)
