@@ -177,6 +177,8 @@ class NativeEnv:
 
     def clone(self) -> NativeEnv:
         copy = NativeEnv(self._batch.root, self._batch.max_steps)
+        # Its game is read already: a clone need not read it again.
+        copy._batch._worlds = self._batch._worlds.copy()
         copy._batch.restore(0, self._batch.save(0))
         return copy
 
