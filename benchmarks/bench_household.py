@@ -172,7 +172,8 @@ def main() -> None:
         for threads in sorted({1, machine_threads}):
             _C.set_num_threads(threads)
             medians, commands = measure(level, args.worlds, args.repeats)
-            case = f"level {level}, {commands:.0f} commands, {args.worlds} worlds, {threads} thread{'s' * (threads > 1)}"
+            plural = "s" * (threads > 1)
+            case = f"level {level}, {commands:.0f} commands, {args.worlds} worlds, {threads} thread{plural}"
             for name, ms in medians.items():
                 report.add(case, "native + str" if "str" in name else "native", name.removesuffix(" + str"), ms)
             cells = "  ".join(f"{name} {ms / args.worlds * 1e3:.2f}" for name, ms in medians.items())
