@@ -74,21 +74,22 @@ def training(record: dict[str, Any]) -> list[str]:
     return lines
 
 
-# (page, marker) → (file of results, its lines)
-BLOCKS: dict[tuple[str, str], tuple[str, Callable[[Any], list[str]]]] = {
+Blocks = dict[tuple[str, str], tuple[str, Callable[[Any], list[str]]]]
+"""(page, marker) → (file of results, its lines)"""
+BLOCKS: Blocks = {
     ("docs/data.md", "throughput"): ("data.json", throughput),
     ("docs/webshop.md", "speed"): ("webshop.json", speed),
     ("docs/webshop.md", "training"): ("webshop_training.json", training),
 }
 
 
-def filled(page: str, text: str) -> str:
+def filled(page: str, text: str, blocks: Blocks = BLOCKS) -> str:
     """The page's text with every block between its markers; blocks whose file of results is absent are left out.
 
     Raises:
         ValueError: a block has no markers there.
     """
-    for (place, name), (file, lines) in BLOCKS.items():
+    for (place, name), (file, lines) in blocks.items():
         if place != page or not (RESULTS / file).is_file():
             continue
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
@@ -100,13 +101,13 @@ def filled(page: str, text: str) -> str:
     return text
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None, blocks: Blocks = BLOCKS, description: str = __doc__) -> None:
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a page differs")
     arguments = parser.parse_args(argv)
-    for page in dict.fromkeys(page for page, _ in BLOCKS):
+    for page in dict.fromkeys(page for page, _ in blocks):
         text = (ROOT / page).read_text()
-        new = filled(page, text)
+        new = filled(page, text, blocks)
         if arguments.check and new != text:
             sys.exit(f"{page}: a table differs from benchmarks/results: run it again")
         if not arguments.check:

@@ -20,6 +20,7 @@ from manus_fast.envs.alfworld.layout import RARE
 from manus_fast.envs.alfworld.native import NativeEnv
 from manus_fast.envs.alfworld.panels import find_root, find_tasks
 from manus_fast.envs.alfworld.textworld import TextWorldEnv, engine_version
+from manus_fast.versions import git_commit
 
 SETS = (
     ("usual homes, grammar 0.4", {"games": 360, "seed": 101, "rare": False, "grammar": "0.4"}),
@@ -57,7 +58,8 @@ def main() -> None:
         results.append({"set": name, "options": options, **prove(**options)})
         shown = {key: results[-1][key] for key in ("set", "games", "steps", "wins", "mismatches", "refused", "seconds")}
         print(json.dumps(shown), flush=True)
-    record = {"schema": 1, "engine": engine_version(), "command": "python -m benchmarks.diff_alfworld", "sets": results}
+    record = {"schema": 1, "engine": engine_version(), "command": "python -m benchmarks.diff_alfworld"}
+    record |= {"commit": git_commit(), "sets": results}
     if args.json:
         Path(args.json).write_text(json.dumps(record, indent=1) + "\n")
     sys.exit(1 if any(result["mismatches"] for result in results) else 0)
