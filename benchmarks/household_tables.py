@@ -120,12 +120,29 @@ def engines(record: dict[str, Any]) -> list[str]:
     ]
     names = {"load": "first reset of a game", "reset": "further resets", "step": "step", "clone": "clone"}
     for key, name in names.items():
-        cells = [f"{side[key]:.3g} ({stock[key] / side[key]:,.3g}×)" for side in (memoised, native)]
-        lines.append(f"| {name} | {stock[key]:,.4g} | {' | '.join(cells)} |")
+        cells = [f"{side[key]:.3g} ({stock[key] / side[key]:,.0f}×)" for side in (memoised, native)]
+        lines.append(f"| {name} | {stock[key]:,.0f} | {' | '.join(cells)} |")
     cells = " | ".join(f"{side['MiB']:.2f}" for side in (stock, memoised, native))
     lines.append(f"| memory left behind by 40 more loads, MiB | {cells} |")
     batch = ", ".join(f"{native[f'batch {name}'] * 1e3:.2g} µs a {name}" for name in ("reset", "step", "clone"))
     return [*lines, "", f"In batches of 256 with all strings in Python, the native engine takes {batch} per world."]
+
+
+def expert(record: dict[str, Any]) -> list[str]:
+    """Games that the package's expert wins, by type."""
+    rows = record["rows"]
+    limits = list(rows[0]["as it is"])
+    cells = [f"{name}, within {n}" for name in ("as it is", "told") for n in limits]
+    lines = [
+        f"`{record['command']}` ({record['engine']}), games won of {rows[0]['games']} a type, by commands:",
+        "",
+        "| | " + " | ".join(cells) + " |",
+        "|---|" + "---|" * len(cells),
+    ]
+    for row in rows:
+        won = [str(row[name][n]) for name in ("as it is", "told") for n in limits]
+        lines.append(f"| {row['type']} | {' | '.join(won)} |")
+    return lines
 
 
 BLOCKS: data_tables.Blocks = {
@@ -134,6 +151,7 @@ BLOCKS: data_tables.Blocks = {
     ("docs/household.md", "ratios"): ("household.json", ratios),
     ("docs/household.md", "memory"): ("household.json", memory),
     ("docs/alfworld.md", "engines"): ("alfworld.json", engines),
+    ("docs/alfworld.md", "expert"): ("alfworld_expert.json", expert),
 }
 
 
