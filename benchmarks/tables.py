@@ -71,8 +71,8 @@ def _alfworld(record: dict[str, Any]) -> list[str]:
     if total["mismatches"]:
         raise ValueError(f"alfworld_diff.json: expected no mismatches, got {total['mismatches']}")
     return [
-        f"The native ALFWorld engine is exact on {total['games']:,} generated games of {kinds} types: {total['steps']:,}",
-        f"steps beside {record['engine']}, compared string by string (`{record['command']}`;",
+        f"The native ALFWorld engine is exact on {total['games']:,} generated games of {kinds} types:",
+        f"{total['steps']:,} steps beside {record['engine']}, compared string by string (`{record['command']}`;",
         "`docs/household.md` has the walks, and the speed beside TextWorld).",
         "",
     ]

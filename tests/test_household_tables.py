@@ -10,16 +10,15 @@ def test_the_pages_are_up_to_date():
 
 
 def test_a_page_without_the_markers_is_refused():
-    for (page, name), (file, _) in household_tables.BLOCKS.items():
-        if (data_tables.RESULTS / file).is_file():
-            with pytest.raises(ValueError, match=f"{page}: expected the markers <!-- {name}:begin -->"):
-                data_tables.filled(page, "no tables here", household_tables.BLOCKS)
+    for page in {page for page, _ in household_tables.BLOCKS}:
+        with pytest.raises(ValueError, match=f"{page}: expected the markers <!-- "):
+            data_tables.filled(page, "no tables here", household_tables.BLOCKS)
 
 
 def compared(name, games, mismatches=0):
     counts = {"games": games, "walks": 5 * games, "steps": 1000 * games, "not_admissible": 7, "wins": 2}
-    return {"set": name, "options": {"seed": 3}, "types": {"a": games // 2, "b": games // 2}, "verbs": {"go": 5, "look": 2},
-            "named": ["mug", name], "refused": {"odd goal": 1}, "mismatches": mismatches, **counts}  # fmt: skip
+    counts |= {"options": {"seed": 3}, "types": {"a": games // 2, "b": games // 2}, "verbs": {"go": 5, "look": 2}}
+    return counts | {"set": name, "named": ["mug", name], "refused": {"odd goal": 1}, "mismatches": mismatches}
 
 
 def test_sets_are_added_up_by_hand():
@@ -33,7 +32,7 @@ def test_sets_are_added_up_by_hand():
         "Commands named 3 classes of objects and receptacles.",
     ]
     assert tables._alfworld(record)[0].startswith(
-        "The native ALFWorld engine is exact on 10 generated games of 2 types: 10,000"
+        "The native ALFWorld engine is exact on 10 generated games of 2 types:"
     )
 
 
