@@ -21,7 +21,7 @@ from manus_fast.data.react import demonstration_rows, keep_trainable, message_ro
 from manus_fast.data.schema import Conversation
 from manus_fast.envs.base import Environment, Task
 from manus_fast.evaluate import Report, evaluate, make_panel
-from manus_fast.learn.backend import make_backend
+from manus_fast.learn.backend import make_backend, playing_model
 from manus_fast.learn.minibatch import steps_per_epoch
 from manus_fast.learn.policy import Policy
 from manus_fast.learn.sft import SFTResult, SFTState, check_rows, train_sft
@@ -67,7 +67,8 @@ class FineTune:
         self.folder = prepare_folder(config.training.output_dir)
         if model is None:
             model, tokenizer = config.model.open()
-        self.player = Player(config, model, tokenizer, environment, self.ranks)
+        self.playing = playing_model(model, config.backend, config.model.dtype, self.ranks)
+        self.player = Player(config, self.playing, tokenizer, environment, self.ranks)
         self.tokenizer = tokenizer
         # A named dataset takes the expert's place.
         split = self.player.environment.tasks(config.environment.split)
@@ -122,8 +123,9 @@ class FineTune:
         report = self.evaluate()
         if training.save_strategy != "no":
             self.save(self.state)
+        self._whole()
         if self.tracking is not None:
-            self.policy.model.save_pretrained(self.folder / "model")
+            self.playing.save_pretrained(self.folder / "model")
             self.tokenizer.save_pretrained(self.folder / "model")
             report.save(self.folder / "eval.json")
             self.tracking.close()
@@ -194,8 +196,14 @@ class FineTune:
         report.settings = {"temperature": temperature, "step": self.state.step}
         return report
 
+    def _whole(self) -> None:
+        """Brings the model that is saved up to date, where it is not the trained one itself."""
+        if self.playing is not self.policy.model:
+            self.policy.write_to(self.playing)
+
     def save(self, state: SFTState) -> None:
         """Writes a checkpoint from which a run goes on exactly."""
+        self._whole()
         tensors = {"optimizer": self.backend.tensors(), "best": state.best or {}}
         if self.ranks.first:
             save(
@@ -203,7 +211,7 @@ class FineTune:
                 state.step,
                 scalars={"sft": state.scalars()},
                 tensors=tensors,
-                model=self.policy.model,
+                model=self.playing,
                 tokenizer=self.tokenizer,
                 keep=self.config.training.keep_checkpoints,
             )

@@ -90,6 +90,8 @@ def memory(config: Config, ranks: int = 1, capacity: int | None = None, block: s
         reference=block == "ppo" and config.ppo.needs_reference,
         gradient_checkpointing=config.model.gradient_checkpointing,
         ranks=ranks,
+        zero_stage=config.backend.zero_stage if config.backend.kind == "fsdp" and ranks > 1 else 0,
+        offload=config.backend.offload,
     )
     shape = plan.Shape.of(_model_config(config.model.path))
     capacity = _capacity() if capacity is None else capacity
@@ -216,7 +218,6 @@ def _packages() -> list[Check]:
         "tensorboard": ("note", "no event files are written: pip install 'manus-fast[tracking]'"),
         "flash-attn": ("note", "attention runs through SDPA"),
         "vllm": ("note", "rollouts run on the hf engine"),
-        "deepspeed": ("note", "training runs in a single process"),
         "alfworld": ("note", "ALFWorld's own games can't be played: pip install 'manus-fast[alfworld]'"),
     }
     return [

@@ -118,9 +118,9 @@ class Load:
     gradient_checkpointing: bool = False
     ranks: int = 1
     zero_stage: int = 0
-    """What ranks divide among them: 0 nothing, 1 optimizer state and master weights, 2 gradients too, 3 weights too."""
+    """What ranks divide: 0 nothing, 1 the optimizer's state and the masters, 2 gradients too, 3 weights too."""
     offload: bool = False
-    """Whether the divided state lives in host memory."""
+    """Whether the divided state (masters, moments, gradients) lives in host memory."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ("float32", "bfloat16"):
@@ -137,9 +137,12 @@ def parts(shape: Shape, load: Load) -> dict[str, int]:
 
     With P trained parameters (the policy's, and a separate critic's trunk):
 
-    - weights: P of the compute dtype; a frozen reference as many as the policy's again.
-    - gradients: 4·P, summed in float32, and in bfloat16 the largest matrix's own for a moment.
-    - optimizer: AdamW's two moments, 8·P, and in bfloat16 the float32 master weights, 4·P.
+    - weights: P of the compute dtype, under stage 3 two layers of them and what lies around the layers; a frozen
+      reference as many as the policy's again.
+    - gradients: 4·P, summed in float32, and in bfloat16 the largest matrix's own for a moment; under stage 1 a rank's
+      part besides, under stages 2 and 3 its part alone.
+    - optimizer: AdamW's two moments, 8·P, and in bfloat16 or where they are divided the float32 master weights, 4·P;
+      of all that a rank's part.
     - rollout_copy: where ranks divide the model, a whole one in the compute dtype that plays.
     - exchange: of data-parallel ranks: the gradients once more, on their way.
     - activations: what layers keep of a micro-batch for the backward pass; with gradient checkpointing the layers'
@@ -152,11 +155,18 @@ def parts(shape: Shape, load: Load) -> dict[str, int]:
         trained += shape.trunk_parameters
     if load.critic != "none":
         trained += shape.hidden + 1
-    share = [1 if load.zero_stage < stage else load.ranks for stage in (0, 1, 2, 3)]
-    largest = shape.vocabulary * shape.hidden
-    weights = width * trained
-    optimizer = 8 * trained + (_FP32 * trained if width < _FP32 else 0)
     trunks = 2 if load.critic == "separate" else 1
+    largest = shape.vocabulary * shape.hidden
+    divided = load.zero_stage > 0 and load.ranks > 1
+    state = trained // (load.ranks if divided else 1)
+    weights = trained
+    if divided and load.zero_stage == 3:  # the layer at work and the next, and what lies around the layers
+        weights = trained - (trunks * shape.layers - 2) * shape.layer_parameters
+    gradients = trained if not divided else state + (trained if load.zero_stage == 1 else 0)
+    if load.offload:
+        gradients -= state
+    # AdamW's moments; the masters, where the parameters themselves are not.
+    optimizer = 8 * state + (_FP32 * state if divided or width < _FP32 else 0)
     one = shape.layer_activations(width)
     if load.gradient_checkpointing:
         kept = trunks * shape.layers * shape.hidden * width + one
@@ -164,11 +174,11 @@ def parts(shape: Shape, load: Load) -> dict[str, int]:
         kept = trunks * shape.layers * one
     length = math.ceil(load.length / _CACHE_BLOCK) * _CACHE_BLOCK
     return {
-        "weights": weights // share[3] + (width * shape.parameters if load.reference else 0),
-        "gradients": _FP32 * trained // share[2] + (width * largest if width < _FP32 else 0),
-        "optimizer": 0 if load.offload else optimizer // share[1],
-        "rollout_copy": width * shape.parameters if load.ranks > 1 and load.zero_stage else 0,
-        "exchange": _FP32 * trained if load.ranks > 1 and load.zero_stage == 0 else 0,
+        "weights": width * weights + (width * shape.parameters if load.reference else 0),
+        "gradients": _FP32 * gradients + (width * largest if width < _FP32 else 0),
+        "optimizer": 0 if load.offload else optimizer,
+        "rollout_copy": width * shape.parameters if divided else 0,
+        "exchange": _FP32 * trained if load.ranks > 1 and not divided else 0,
         "activations": load.tokens * kept,
         "kv_cache": load.slots * length * shape.layers * 2 * shape.kv_heads * shape.head_dim * width,
     }
@@ -231,12 +241,12 @@ def _choices(shape: Shape, load: Load, capacity: int, block: str) -> list[tuple[
             choices.append((text.format(new), replace(load, **{name: new})))
     for stage in range(load.zero_stage + 1, 4):
         if load.ranks > 1:
-            choices.append((f"backend.zero_stage: {stage}", replace(load, zero_stage=stage)))
+            choices.append((f"backend: {{kind: fsdp, zero_stage: {stage}}}", replace(load, zero_stage=stage)))
     if load.zero_stage and not load.offload:
         choices.append(("backend.offload: true", replace(load, offload=True)))
     if load.critic == "separate":
         choices.append(("ppo.critic: shared", replace(load, critic="shared")))
     if load.ranks < 64:
-        more = replace(load, ranks=2 * load.ranks, zero_stage=max(load.zero_stage, 3))
-        choices.append((f"--gpus {more.ranks} with backend.zero_stage: {more.zero_stage}", more))
+        more = replace(load, ranks=2 * load.ranks, zero_stage=3)
+        choices.append((f"--gpus {more.ranks} with backend: {{kind: fsdp, zero_stage: 3}}", more))
     return choices

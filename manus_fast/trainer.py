@@ -18,11 +18,11 @@ from manus_fast.config import save_config, to_dict
 from manus_fast.envs.base import Environment, Task
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.learn.advantages import Episodes
-from manus_fast.learn.backend import make_backend
+from manus_fast.learn.backend import DTYPES, make_backend, playing_model
 from manus_fast.learn.correction import warn_of_truncated_sampling
 from manus_fast.learn.curriculum import Curriculum
 from manus_fast.learn.filters import EmptySteps, Selection
-from manus_fast.learn.policy import Policy
+from manus_fast.learn.policy import Policy, Reference
 from manus_fast.learn.schedules import schedule
 from manus_fast.learn.update import PolicyGradientUpdate, check_batch_size, check_group_size
 from manus_fast.player import Player, make_environment
@@ -97,13 +97,17 @@ class Trainer:
         self.folder = prepare_folder(training.output_dir)
         if model is None:
             model, tokenizer = config.model.open()
-        self.player = Player(config, model, tokenizer, environment, self.ranks)
+        self.playing = playing_model(model, config.backend, config.model.dtype, self.ranks)
+        self.player = Player(config, self.playing, tokenizer, environment, self.ranks)
         self.tokenizer = tokenizer
         self.curriculum = Curriculum(config.curriculum)
         self._stages = [make_environment(config, s.options, s.max_steps) for s in self.curriculum.stages]
         self._enter_stage()
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
         self.policy = Policy(model, config.ppo.critic_kind, config.model.gradient_checkpointing, config.model.compile)
+        reference = None
+        if config.ppo.needs_reference and self.playing is not model:  # while the policy is whole
+            reference = Reference(self.policy, DTYPES[config.model.dtype])
         self.backend = make_backend(self.policy, config.backend, config.ppo.optimizer(), config.model.dtype, self.ranks)
         self.updater = PolicyGradientUpdate(
             self.policy,
@@ -113,6 +117,7 @@ class Trainer:
             gradient_accumulation_steps=training.gradient_accumulation_steps,
             seed=training.seed,
             correction=config.rollout.correction,
+            reference=reference,
             dump_folder=self.folder / "skipped",
         )
         rollout = config.rollout
@@ -160,8 +165,9 @@ class Trainer:
                     self.tracking.log(self.counters.steps, _figures(report))
         if self.config.training.save_strategy != "no":
             self.save()
+        self._whole()
         if self.tracking is not None:
-            self.policy.model.save_pretrained(self.folder / "model")
+            self.playing.save_pretrained(self.folder / "model")
             self.tokenizer.save_pretrained(self.folder / "model")
             report.save(self.folder / "eval.json")
             self.tracking.close()
@@ -293,6 +299,7 @@ class Trainer:
         """Writes a checkpoint from which a run goes on exactly."""
         with self.phases("save"):
             tensors = self.backend.tensors()
+            self._whole()
             if self.ranks.first:
                 save(
                     self.folder,
@@ -304,11 +311,16 @@ class Trainer:
                         "empty_steps": self.empty.in_row,
                     },
                     tensors={"optimizer": tensors},
-                    model=self.policy.model,
+                    model=self.playing,
                     tokenizer=self.tokenizer,
                     keep=self.config.training.keep_checkpoints,
                 )
             self.ranks.wait()
+
+    def _whole(self) -> None:
+        """Brings the model that is saved up to date, where it is not the trained one itself."""
+        if self.playing is not self.policy.model:
+            self.policy.write_to(self.playing)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.backend.load(checkpoint.tensors("optimizer"))

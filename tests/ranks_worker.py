@@ -26,6 +26,9 @@ CASES = {
 }
 
 
+ALONE = {}
+
+
 def recorded(backend):
     """Has a backend keep its gradients instead of stepping."""
     kept = []
@@ -38,6 +41,13 @@ def recorded(backend):
     return kept
 
 
+def config_of(kind):
+    """ "ddp", or "fsdp" with its stage: "fsdp3"."""
+    return (
+        BackendConfig(kind=kind[:4], zero_stage=int(kind[4:])) if kind.startswith("fsdp") else BackendConfig(kind=kind)
+    )
+
+
 def gradients(ranks, options, count, accumulation, kind):
     """Gradient and statistics of one update on the first `count` rows."""
     parts = ranks.size * accumulation
@@ -46,7 +56,7 @@ def gradients(ranks, options, count, accumulation, kind):
     if kind == "alone":
         backend = SingleProcessBackend(policy)
     else:
-        backend = make_backend(policy, BackendConfig(kind=kind), None, "float32", ranks)
+        backend = make_backend(policy, config_of(kind), None, "float32", ranks)
     kept = recorded(backend)
     update = PolicyGradientUpdate(
         policy, backend, config, gradient_accumulation_steps=accumulation, reference=reference, correction="none"
@@ -63,7 +73,9 @@ def compare(ranks, kind):
     results = {}
     for name, (options, count, accumulation) in CASES.items():
         ours, stats = gradients(ranks, options, count, accumulation, kind)
-        alone, expected = gradients(ranks, options, count, accumulation, "alone")
+        if name not in ALONE:
+            ALONE[name] = gradients(ranks, options, count, accumulation, "alone")
+        alone, expected = ALONE[name]
         worst = max(float((ours[n] - g).norm() / (g.norm() + 1e-8)) for n, g in alone.items())
         shift = max(
             abs(stats[n] - expected[n]) / (abs(expected[n]) + 1e-3)
@@ -77,23 +89,25 @@ def compare(ranks, kind):
 def weights_after(ranks, kind, dtype="float32"):
     """Master weights after four clipped optimizer steps, in one vector, without those that they started from."""
     config = PPOConfig(batch_size=6, epochs=2, max_grad_norm=0.05, weight_decay=0.1)
-    policy = Policy(tiny_model(), critic="shared")
+    policy = Policy(tiny_model(), critic="shared", gradient_checkpointing=kind == "fsdp3")
     if kind == "alone":
         backend = SingleProcessBackend(policy, None, config.optimizer(), dtype)
     else:
-        backend = make_backend(policy, BackendConfig(kind=kind), config.optimizer(), dtype, ranks)
+        backend = make_backend(policy, config_of(kind), config.optimizer(), dtype, ranks)
     update = PolicyGradientUpdate(policy, backend, config, correction="none", seed=3)
     stats = update.run(ROWS, iteration=0, progress=0.0, learning_rate=1e-3)
     assert stats["update/steps"] == 4
     start = dict(Policy(tiny_model(), critic="shared").named_parameters())
-    return torch.cat([(weight - start[name].detach()).flatten() for name, weight in backend.named_masters()])
+    return torch.cat([(weight.detach() - start[name].detach()).flatten() for name, weight in backend.named_masters()])
 
 
 def equality(ranks, kind):
     """How far this kind of backend is from one process, and the ranks from each other."""
     result = {"cases": compare(ranks, kind)}
     for dtype in ("float32", "bfloat16"):
-        ours, alone = weights_after(ranks, kind, dtype), weights_after(ranks, "alone", dtype)
+        if dtype not in ALONE:
+            ALONE[dtype] = weights_after(ranks, "alone", dtype)
+        ours, alone = weights_after(ranks, kind, dtype), ALONE[dtype]
         everybodys = torch.stack(ranks.gather([ours]))
         result[dtype] = {
             "weights": float((ours - alone).norm() / alone.norm()),
@@ -102,10 +116,10 @@ def equality(ranks, kind):
     return result
 
 
-def bad_rank(ranks):
+def bad_rank(ranks, kind):
     """A loss that only rank 1 sees as not finite stops every rank with the same name for it."""
     policy = Policy(tiny_model())
-    backend = make_backend(policy, BackendConfig(), None, "float32", ranks)
+    backend = make_backend(policy, config_of(kind), None, "float32", ranks)
     config = PPOConfig(advantage="return", batch_size=4, max_bad_steps=1)
     update = PolicyGradientUpdate(policy, backend, config, correction="none")
     score = policy.score
@@ -126,7 +140,7 @@ def bad_rank(ranks):
 
 def main(kinds, file):
     ranks = connect()
-    result = {kind: equality(ranks, kind) for kind in kinds.split(",")} | {"bad_rank": bad_rank(ranks)}
+    result = {kind: equality(ranks, kind) | {"bad_rank": bad_rank(ranks, kind)} for kind in kinds.split(",")}
     if ranks.first:
         Path(file).write_text(json.dumps(result))
 

@@ -68,10 +68,16 @@ def test_ranks_divide_what_the_stage_says():
     assert whole["exchange"] == 4 * P and whole["optimizer"] == 12 * P
     one, two, three = (parts(TOY, Load(ranks=4, zero_stage=stage)) for stage in (1, 2, 3))
     assert one["optimizer"] == two["optimizer"] == three["optimizer"] == 3 * P
-    assert one["gradients"] == 4 * P + 160 and two["gradients"] == three["gradients"] == P + 160
-    assert one["weights"] == two["weights"] == 2 * P and three["weights"] == P // 2
+    assert one["gradients"] == 5 * P + 160 and two["gradients"] == three["gradients"] == P + 160
+    assert one["weights"] == two["weights"] == three["weights"] == 2 * P  # the toy has but two layers
     assert one["exchange"] == 0 and three["rollout_copy"] == 2 * P
-    assert parts(TOY, Load(ranks=4, zero_stage=3, offload=True))["optimizer"] == 0
+    away = parts(TOY, Load(ranks=4, zero_stage=3, offload=True))
+    assert away["optimizer"] == 0 and away["gradients"] == 160
+    exact = parts(TOY, Load(dtype="float32", ranks=4, zero_stage=1))
+    assert exact["optimizer"] == 12 * P // 4  # the masters are no longer the weights that compute
+    shape = Shape.of(QWEN)
+    three = parts(shape, Load(ranks=4, zero_stage=3))
+    assert three["weights"] == 2 * (151936 * 1536 + 1536 + 2 * 46_797_824)
 
 
 def test_logits_avoided():

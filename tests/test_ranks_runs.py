@@ -11,7 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from learning import tiny_model  # noqa: F401  (one thread)
+from safetensors.torch import load_file
 
 from manus_fast import cli
 from manus_fast.checkpoint import latest
@@ -48,14 +50,14 @@ def records(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def cut_copy(run, to):
-    """A run as it was when its second iteration had been saved."""
+def cut_copy(run, to, iteration=CUT):
+    """A run as it was when this iteration had been saved."""
     shutil.copytree(run, to)
-    step = next(record["step"] for record in records(run) if record.get("train/iteration") == CUT)
+    step = next(record["step"] for record in records(run) if record.get("train/iteration") == iteration)
     kept = [path for path in to.glob("step-*") if int(path.name.split("-")[1]) <= step]
     for path in set(to.glob("step-*")) - set(kept):
         shutil.rmtree(path)
-    assert latest(to).name == f"step-{step:08d}" and len(kept) == CUT
+    assert latest(to).name == f"step-{step:08d}" and len(kept) == iteration
     shutil.rmtree(to / "model")
 
 
@@ -76,11 +78,14 @@ def runs(tmp_path_factory):
         patch.setenv("KILLED_AT", str(root / "killed_at"))
         assert cli.main(words("ppo", folder, one / "ppo")) == 0
         assert cli.main(words("sft", folder, one / "sft")) == 0
-        cut_copy(one / "ppo", two / "resumed")
+        for name in ("resumed", "sharded"):
+            cut_copy(one / "ppo", two / name)
         lines = [
             words("sft", folder, two / "sft", "--gpus", "2"),
             words("ppo", folder, two / "ppo", "--gpus", "2"),
             words("ppo", folder, two / "resumed", "training.resume=true"),
+            words("ppo", folder, two / "sharded", "training.resume=true", "backend={kind: fsdp, zero_stage: 2}"),
+            words("sft", folder, two / "sharded_sft", "backend={kind: fsdp, zero_stage: 3}"),
             words("ppo", folder, two / "killed", "reward_fn=ranks_rewards:deadly"),
         ]
         (root / "lines.json").write_text(json.dumps(lines))
@@ -89,7 +94,9 @@ def runs(tmp_path_factory):
             code = launch(2, [str(root / "lines.json")], [sys.executable, str(HERE / "runs_worker.py")])
         (root / "seconds").write_text(str(time.time() - float((root / "killed_at").read_text())))
         cut_copy(two / "ppo", one / "resumed")
-        assert cli.main(words("ppo", folder, one / "resumed", "training.resume=true")) == 0
+        cut_copy(two / "sharded", one / "undivided", CUT + 1)
+        for name in ("resumed", "undivided"):
+            assert cli.main(words("ppo", folder, one / name, "training.resume=true")) == 0
         again = words("ppo", folder, two / "killed", "reward_fn=ranks_rewards:letters", "training.resume=true")
         left = latest(two / "killed")
         assert cli.main(again) == 0
@@ -122,22 +129,35 @@ def test_ppo_on_two_ranks_has_the_figures_of_one_process(runs):
         load_model(out / "model")
 
 
-@pytest.mark.parametrize(("resumed", "whole"), [("two/resumed", "one/ppo"), ("one/resumed", "two/ppo")])
+@pytest.mark.parametrize(
+    ("resumed", "whole"),
+    [
+        ("two/resumed", "one/ppo"),
+        ("one/resumed", "two/ppo"),
+        ("two/sharded", "one/ppo"),
+        ("one/undivided", "one/ppo"),
+    ],
+)
 def test_a_run_goes_on_with_another_number_of_ranks(runs, resumed, whole):
-    """As if it had never been cut: optimizer, adaptive KL, curriculum, order of rows and tasks come back."""
+    """As if it had never been cut: optimizer, adaptive KL, curriculum, order of rows and tasks come back; also where
+    two ranks divide the state (ZeRO-2) of a run of one process, and one process goes on with theirs."""
     root = runs[0]
     same(records(root / resumed), records(root / whole), CUT + 1)
 
 
-def test_sft_on_two_ranks_has_the_figures_of_one_process(runs):
-    one, two = records(runs[0] / "one" / "sft"), records(runs[0] / "two" / "sft")
+@pytest.mark.parametrize("name", ["sft", "sharded_sft"])
+def test_sft_on_two_ranks_has_the_figures_of_one_process(runs, name):
+    one, two = records(runs[0] / "one" / "sft"), records(runs[0] / "two" / name)
     assert len(one) == len(two) >= 4
     for a, b in zip(two, one, strict=True):
-        for name in ("step", "sft/loss", "sft/grad_norm", "sft/tokens", "sft/epoch"):
-            assert a[name] == pytest.approx(b[name], rel=2e-3, abs=2e-5), (name, a["step"])
+        for figure in ("step", "sft/loss", "sft/grad_norm", "sft/tokens", "sft/epoch"):
+            assert a[figure] == pytest.approx(b[figure], rel=2e-3, abs=2e-5), (figure, a["step"])
     assert one[-1]["sft/loss"] < one[0]["sft/loss"]
-    summaries = [json.loads((runs[0] / n / "sft" / "eval.json").read_text())["summary"] for n in ("one", "two")]
+    summaries = [json.loads((runs[0] / n / "eval.json").read_text())["summary"] for n in ("one/sft", f"two/{name}")]
     assert summaries[0]["success"] == summaries[1]["success"]
+    ours, theirs = (load_file(runs[0] / n / "model" / "model.safetensors") for n in (f"two/{name}", "one/sft"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(ours[n], theirs[n], atol=2e-3) for n in ours)  # six steps of 1e-3 were made
 
 
 def test_a_killed_rank_ends_the_run_by_name_and_leaves_it_resumable(runs):

@@ -353,10 +353,12 @@ def test_rows_without_targets_are_left_out_and_counted():
 
 
 def test_deepspeed_is_refused_in_one_sentence():
-    with pytest.raises(ValueError, match=r"backend.kind: expected 'single'"):
-        make_backend(Policy(tiny_model()), BackendConfig(kind="deepspeed"))
-    with pytest.raises(ValueError, match=r"backend.offload: expected backend.kind 'deepspeed'"):
+    with pytest.raises(ValueError, match=r"backend.kind: expected fsdp, .* got 'deepspeed'"):
+        BackendConfig(kind="deepspeed")
+    with pytest.raises(ValueError, match=r"backend.offload: expected backend.kind 'fsdp'"):
         BackendConfig(offload=True)
+    with pytest.raises(ValueError, match=r"backend.offload: expected several ranks"):
+        make_backend(Policy(tiny_model()), BackendConfig(kind="fsdp", offload=True))
 
 
 class Adapted(torch.nn.Module):

@@ -1,4 +1,5 @@
-"""How a policy is optimised: one process here, several ranks through DeepSpeed; the update code sees one interface.
+"""How a policy is optimised: in one process here, by ranks that each hold everything in parallel.py, by ranks that
+divide it in sharded.py. The update code sees one interface.
 
 backend = SingleProcessBackend(policy, BackendConfig(), OptimizerConfig(), dtype="bfloat16")
 for part in parts:
@@ -9,6 +10,7 @@ backend.step(1e-6, backend.gradient_norm())
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -27,26 +29,29 @@ from manus_fast.learn.optim import (
 from manus_fast.learn.policy import Policy
 from manus_fast.ranks import Ranks
 
-KINDS = ("auto", "single", "ddp", "deepspeed")
+KINDS = ("auto", "single", "ddp", "fsdp")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass
 class BackendConfig:
     kind: str = "auto"
-    """single: one process; ddp: every rank holds everything; deepspeed: ZeRO; auto: single, with several ranks ddp."""
+    """single: one process; ddp: every rank holds everything; fsdp: ranks divide optimizer state, gradients and weights
+    (ZeRO), and one rank alone is as single; auto: single, with several ranks ddp."""
     zero_stage: int = 2
-    """1 | 2 | 3, for deepspeed."""
+    """What fsdp divides: 1 the optimizer's state, 2 gradients too, 3 weights too."""
     offload: bool = False
-    """Keep optimizer state in host memory, for deepspeed."""
+    """Keep the divided state in host memory, for fsdp."""
 
     def __post_init__(self) -> None:
+        if self.kind == "deepspeed":
+            raise ValueError("backend.kind: expected fsdp, which has DeepSpeed's stages as zero_stage, got 'deepspeed'")
         if self.kind not in KINDS:
             raise ValueError(f"backend.kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
         if self.zero_stage not in (1, 2, 3):
             raise ValueError(f"backend.zero_stage: expected 1, 2 or 3, got {self.zero_stage!r}")
-        if self.offload and self.kind != "deepspeed":
-            raise ValueError(f"backend.offload: expected backend.kind 'deepspeed' with it, got {self.kind!r}")
+        if self.offload and self.kind != "fsdp":
+            raise ValueError(f"backend.offload: expected backend.kind 'fsdp' with it, got {self.kind!r}")
 
 
 class Backend(Protocol):
@@ -89,7 +94,7 @@ class Backend(Protocol):
         ...
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Optimizer state by parameter name, for a checkpoint."""
+        """Optimizer state by parameter name, for a checkpoint; complete on rank 0."""
         ...
 
     def load(self, tensors: dict[str, torch.Tensor]) -> None: ...
@@ -114,7 +119,7 @@ class SingleProcessBackend:
         dtype: "float32" | "bfloat16".
 
     Raises:
-        ValueError: unknown dtype, nothing to train, or DeepSpeed asked for.
+        ValueError: unknown dtype, or nothing to train.
     """
 
     rank = 0
@@ -127,8 +132,6 @@ class SingleProcessBackend:
         optimizer: OptimizerConfig | None = None,
         dtype: str = "float32",
     ):
-        if config is not None and config.kind == "deepspeed":
-            raise ValueError("backend.kind: expected 'auto', 'single' or 'ddp' for plain AdamW, got 'deepspeed'")
         if dtype not in DTYPES:
             raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
         self.policy = policy
@@ -236,6 +239,14 @@ class SingleProcessBackend:
             torch._foreach_copy_([p for p, _ in pairs], [m for _, m in pairs])
 
 
+def playing_model(model: Any, config: BackendConfig, dtype: str, ranks: Ranks) -> Any:
+    """The model that an engine is made of and that is saved: the trained one, or where ranks divide that a whole copy
+    in the compute dtype."""
+    if config.kind != "fsdp" or ranks.size == 1:
+        return model
+    return copy.deepcopy(model).to(DTYPES[dtype]).requires_grad_(False).eval()
+
+
 def make_backend(
     policy: Policy,
     config: BackendConfig,
@@ -246,15 +257,19 @@ def make_backend(
     """The backend that `config` names, for the ranks of the run.
 
     Raises:
-        ValueError: kind "single" with several ranks; kind "deepspeed", which this version does not serve yet.
+        ValueError: kind "single" with several ranks, or offload with one.
     """
     ranks = ranks or Ranks()
-    if config.kind == "deepspeed":
-        raise ValueError("backend.kind: expected 'single' or 'ddp', which this version trains with, got 'deepspeed'")
     if ranks.size == 1:
+        if config.offload:
+            raise ValueError("backend.offload: expected several ranks with it, got 1")
         return SingleProcessBackend(policy, config, optimizer, dtype)
     if config.kind == "single":
-        raise ValueError(f"backend.kind: expected 'ddp' for {ranks.size} ranks, got 'single'")
+        raise ValueError(f"backend.kind: expected 'ddp' or 'fsdp' for {ranks.size} ranks, got 'single'")
+    if config.kind == "fsdp":
+        from manus_fast.learn.sharded import ShardedBackend
+
+        return ShardedBackend(policy, config, optimizer, dtype, ranks)
     from manus_fast.learn.parallel import DataParallelBackend
 
     return DataParallelBackend(policy, config, optimizer, dtype, ranks)

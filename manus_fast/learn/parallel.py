@@ -21,7 +21,24 @@ from manus_fast.ranks import Ranks
 BUCKET_BYTES = 32 << 20
 
 
-class DataParallelBackend(SingleProcessBackend):
+class RankSums:
+    """What a backend of several ranks does with numbers; `rank` and `world_size` are set by who inherits it."""
+
+    rank: int
+    world_size: int
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        total = x.detach().clone()
+        dist.all_reduce(total)
+        return total
+
+    def merge(self, parts: torch.Tensor, join: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        everybodys = [torch.empty_like(parts) for _ in range(self.world_size)]
+        dist.all_gather(everybodys, parts.contiguous())
+        return join(torch.cat(everybodys))
+
+
+class DataParallelBackend(RankSums, SingleProcessBackend):
     """`SingleProcessBackend` on every rank, with gradients summed during the last micro-batch's backward pass.
 
     Args:
@@ -101,16 +118,6 @@ class DataParallelBackend(SingleProcessBackend):
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self._keep_local()
-
-    def sum(self, x: torch.Tensor) -> torch.Tensor:
-        total = x.detach().clone()
-        dist.all_reduce(total)
-        return total
-
-    def merge(self, parts: torch.Tensor, join: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        everybodys = [torch.empty_like(parts) for _ in range(self.world_size)]
-        dist.all_gather(everybodys, parts.contiguous())
-        return join(torch.cat(everybodys))
 
 
 def _buckets(sizes: dict[str, int]) -> list[list[str]]:

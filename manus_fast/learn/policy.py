@@ -247,23 +247,38 @@ class Policy(nn.Module):
         return last_values
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The language model's tensors by Hugging Face parameter name, for an engine's `load`."""
+        """The language model's tensors by Hugging Face parameter name, for an engine's `load`. Where ranks divide them
+        they come whole, one at a time, and all ranks have to ask for all of them."""
         for name, parameter in _base(self.model).named_parameters():
-            yield name, parameter.detach()
+            tensor = parameter.detach()
+            yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+    @torch.no_grad()
+    def write_to(self, model: nn.Module) -> None:
+        """Gives a copy of the language model this one's weights, rounded to its dtype."""
+        theirs = dict(_base(model).named_parameters())
+        for name, tensor in self.named_weights():
+            theirs[name].copy_(tensor)
 
 
 class Reference:
     """The frozen policy that a KL term measures from.
 
     With adapters (PEFT) it is the model itself with adapters off and costs no memory; otherwise it is a copy.
+
+    Args:
+        policy: as it is now, not yet divided among ranks.
+        dtype: of the copy; None: the policy's.
     """
 
-    def __init__(self, policy: Policy):
+    def __init__(self, policy: Policy, dtype: torch.dtype | None = None):
         self._adapters = hasattr(policy.model, "disable_adapter")
         if self._adapters:
             self._policy = policy
         else:
             self._policy = Policy(copy.deepcopy(policy.model)).requires_grad_(False).eval()
+            if dtype is not None:
+                self._policy.cast(dtype)
 
     def log_prob(
         self,

@@ -100,13 +100,18 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     Raises:
         ValueError: the decoder keeps no list of layers.
     """
+    for layer in decoder_layers(model, "model.compile"):
+        layer.compile(dynamic=True, backend=backend)
+
+
+def decoder_layers(model: PreTrainedModel, key: str = "model") -> torch.nn.ModuleList:
+    """The decoder's layers; without them a ValueError names `key`."""
     decoder = _unwrap(model)
     decoder = getattr(decoder, "base_model", decoder)
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
-        raise ValueError(f"model.compile: expected a decoder with a list of layers, got {type(decoder).__name__}")
-    for layer in layers:
-        layer.compile(dynamic=True, backend=backend)
+        raise ValueError(f"{key}: expected a decoder with a list of layers, got {type(decoder).__name__}")
+    return layers
 
 
 def output_head(model: PreTrainedModel) -> torch.nn.Linear:
