@@ -31,6 +31,7 @@ from manus_fast.learn.expert_iteration import imitation_rows, solved_episodes
 from manus_fast.learn.search_values import fit_values, load_values, save_values
 from manus_fast.player import Player
 from manus_fast.process import prepare_process
+from manus_fast.ranks import connect
 from manus_fast.rollout.seeds import derive
 from manus_fast.run_config import Config
 from manus_fast.search.config import SearchConfig
@@ -94,6 +95,9 @@ class ExpertIteration:
         prepare_process()
         self.config, self.settings = config, config.expert_iteration
         _check(config)
+        ranks = connect().size
+        if ranks > 1:
+            raise ValueError(f"expert_iteration: expected one process, got {ranks} ranks")
         self.folder = prepare_folder(config.training.output_dir)
         if model is None:
             model, tokenizer = config.model.open()

@@ -98,6 +98,8 @@ class Policy(nn.Module):
             self.critic = copy.deepcopy(_base(model).base_model)
             self.critic.requires_grad_(True)
             use_packed_attention(self.critic)
+        self.placed: torch.device | None = None
+        """Where it computes, where its parameters lie elsewhere between the passes."""
         self.work = Work()
         """What rows that share beginnings took and saved; others are not counted."""
         self.gradient_checkpointing = gradient_checkpointing
@@ -112,7 +114,7 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return self.placed or next(self.model.parameters()).device
 
     @property
     def has_critic(self) -> bool:

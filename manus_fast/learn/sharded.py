@@ -78,7 +78,7 @@ class ShardedBackend(RankSums):
         self.rank, self.world_size = ranks.rank, ranks.size
         self.policy, self.stage = policy, config.zero_stage
         self.optimizer_config = optimizer or OptimizerConfig()
-        self._device = policy.device
+        self._device = policy.placed = policy.device
         with torch.no_grad():
             for parameter in policy.parameters():
                 dist.broadcast(parameter, 0)
