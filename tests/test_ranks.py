@@ -38,7 +38,7 @@ def two_ranks(tmp_path_factory):
 def test_two_ranks_have_the_gradient_of_one_process(two_ranks, kind):
     """For several losses, micro-batches and packings, more ranks than rows included; statistics too."""
     cases = two_ranks[kind]["cases"]
-    assert len(cases) == 6
+    assert len(cases) == (2 if kind in ("fsdp1", "fsdp3") else 6)
     for name, found in cases.items():
         assert found["tensors"] > 10
         assert found["gradient"] < 1e-5, name
