@@ -89,7 +89,7 @@ class SearchTrainer(Trainer):
 
 
 def _check(config: Config) -> None:
-    ppo, search = config.ppo, config.search
+    ppo, search, ranks = config.ppo, config.search, connect().size
     temperature = config.rollout.temperature
     stages = len(Curriculum(config.curriculum).stages)
     whole = sorted(set(config.rewards) - set(TURN_PARTS))
@@ -99,6 +99,7 @@ def _check(config: Config) -> None:
         ("ppo.overlong_buffer", ppo.overlong_buffer > 0, "0", f"{ppo.overlong_buffer}"),
         ("rewards", bool(whole), "parts of turns alone", ", ".join(whole)),
         ("curriculum", stages > 0, "no stages", f"{stages}"),
+        ("ranks", ranks > 1, "one process", f"{ranks}"),
         ("search.strategy", search.strategy == "greedy", "one that samples", "'greedy'"),
         ("search.value", search.value == "model", "reward, rollout or verbal", "'model'"),
         (
