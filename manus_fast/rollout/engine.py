@@ -8,12 +8,17 @@ floating-point noise of batched kernels) or on arrival order.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
+
+NUMBERS = itertools.count()
+"""Ids of requests and sessions for whoever plays: never the same twice in a process, so that what is left of an
+interrupted call is never taken for an answer to a later one."""
 
 FINISH_REASONS = ("stop", "length", "abort", "error")
 

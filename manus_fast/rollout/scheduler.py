@@ -7,7 +7,6 @@ of an episode (run seed, iteration, group, member, turn) and the weights only, n
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from manus_fast.agent.protocol import NO_ACTION, Protocol
 from manus_fast.agent.trajectory import Trajectory, Turn
 from manus_fast.envs.base import AsyncEnvs, Environment, StepResult, Task
 from manus_fast.rewards.shaping import Shape, TurnFacts
-from manus_fast.rollout.engine import Completion, Engine, Request
+from manus_fast.rollout.engine import NUMBERS, Completion, Engine, Request
 from manus_fast.rollout.seeds import turn_seed
 
 # How long to wait for whichever side has work, seconds: short, because the other side may answer meanwhile.
@@ -201,8 +200,6 @@ class Rollout:
         self.shape = shape
         self.stats = RolloutStats()
         self._system = protocol.system_prompt(environment.instructions) if system is None else system
-        self._ids = itertools.count()
-        self._sessions = itertools.count()
         self._playing: dict[int, _Episode] = {}  # by slot
         self._asked: dict[int, int] = {}  # request id -> slot
         self._stepping = 0  # slots that wait for their environment
@@ -273,7 +270,7 @@ class Rollout:
             group=spec.group,
             member=spec.member,
         )
-        self._playing[slot] = _Episode(index, spec, next(self._sessions), trajectory, attempt)
+        self._playing[slot] = _Episode(index, spec, next(NUMBERS), trajectory, attempt)
         self.envs.send_reset(slot, task, spec.seed)
         self._stepping += 1
 
@@ -344,7 +341,7 @@ class Rollout:
             return
         spec = episode.spec
         request = Request(
-            id=next(self._ids),
+            id=next(NUMBERS),
             prompt_ids=prompt,
             seed=turn_seed(spec.seed, spec.group, spec.member, len(trajectory.turns)),
             max_tokens=limit,
@@ -413,5 +410,9 @@ class Rollout:
         self.stats.invalid += not trajectory.valid
         if self._on_done is not None:
             self._on_done(trajectory)
+        self._refill(slot)
+
+    def _refill(self, slot: int) -> None:
+        """A slot is free: its next episode starts at once."""
         if self._waiting:
             self._start(slot, self._waiting.popleft())

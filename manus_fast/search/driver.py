@@ -10,7 +10,6 @@ several trees ask for are scored in one call.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -137,7 +136,6 @@ class Searcher:
         self.stats = SearchStats()
         self._system = protocol.system_prompt(environment.instructions) if system is None else system
         self._proposals = Proposals(context, protocol, rollout, engine.max_length)
-        self._ids = itertools.count()
         self._growth = Growth(context, protocol, rollout, shape, self._system)
         self._asked: dict[int, _Reply] = {}
         self._stepping: dict[Proposal | Tree, list[tuple[_Run, int]]] = {}
@@ -265,7 +263,7 @@ class Searcher:
         run.replies[place] = {}
         asked = 0
         for number in range(sample.count):
-            request = self._proposals.request(tree, node, next(self._ids), temperature)
+            request = self._proposals.request(tree, node, next(engines.NUMBERS), temperature)
             if request is None:
                 break
             self._submit(_Reply(run, place, number, node, request))
@@ -285,7 +283,7 @@ class Searcher:
         tree.reserved += limit
         temperature = self.rollout.temperature if self.config.temperature is None else self.config.temperature
         seed = derive(tree.seed, node.key, _QUESTION + ask.number)
-        request = engines.Request(next(self._ids), prompt, seed, limit, temperature)
+        request = engines.Request(next(engines.NUMBERS), prompt, seed, limit, temperature)
         self._submit(_Reply(run, place, 0, node, request, question=True))
 
     def _submit(self, reply: _Reply) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 import weakref
 from collections.abc import Collection, Iterable
@@ -160,7 +161,7 @@ class VLLMEngine:
             detokenize=False,
             skip_clone=True,
         )
-        self._running[name] = _Running(request.id)
+        self._running[name] = _Running(request.id, self.version)
         self._names[request.id] = name
         self._client.add_request(
             EngineCoreRequest(
@@ -225,9 +226,7 @@ class VLLMEngine:
                 continue  # aborted while its step ran
             if output.prefill_stats is not None:
                 self.cached_tokens += output.prefill_stats.num_cached_tokens
-            if output.new_token_ids:
-                running.add(output.new_token_ids, output.new_logprobs.logprobs[:, 0], self.version)
-            if running.broken:
+            if output.new_token_ids and not running.add(output.new_token_ids, output.new_logprobs.logprobs):
                 self._client.abort_requests([output.request_id])
                 self._complete(output.request_id, "error", "logits: expected finite numbers, got NaN or infinity")
             elif output.finish_reason is not None:
@@ -258,7 +257,7 @@ class VLLMEngine:
         running = self._running.pop(name)
         if self._names.get(running.id) == name:
             del self._names[running.id]
-        self._ready.append(running.completion(reason, error, self.version))
+        self._ready.append(running.completion(reason, error))
 
     # Weights
 
@@ -283,6 +282,8 @@ class VLLMEngine:
         self._client.reset_prefix_cache(reset_running_requests=True)
         self._loaded = True
         self.version = version
+        for running in self._running.values():
+            running.restart(version)
 
     def sleep(self, level: int) -> None:
         """Gives memory back: level 1 the cache (weights wait in host memory), level 2 the weights too, which then must
@@ -325,33 +326,45 @@ class VLLMEngine:
 
 
 class _Running:
-    """A request on its way: what was sampled so far."""
+    """A request on its way: what was sampled so far. `add` runs once a token, so it does as little as can be."""
 
-    __slots__ = ("broken", "id", "ids", "log_probs", "versions")
+    __slots__ = ("id", "ids", "parts", "starts")
 
-    def __init__(self, id: int):
+    def __init__(self, id: int, version: int):
         self.id = id
         self.ids: list[int] = []
-        self.log_probs: list[float] = []
-        self.versions: list[int] = []
-        self.broken = False
+        self.parts: list[np.ndarray] = []
+        self.starts = [(0, version)]
+        """From which sampled token on which policy version samples."""
 
-    def add(self, ids: list[int], log_probs: np.ndarray, version: int) -> None:
-        if not np.isfinite(log_probs).all():
-            self.broken = True
-            return
+    def add(self, ids: list[int], log_probs: np.ndarray) -> bool:
+        """Takes tokens in; False, and nothing taken, where a log-probability (float32 [n, …], the token's own first) is
+        not finite."""
+        if not (math.isfinite(log_probs[0, 0]) if len(ids) == 1 else np.isfinite(log_probs[:, 0]).all()):
+            return False
         self.ids.extend(ids)
-        self.log_probs.extend(log_probs.tolist())
-        self.versions.extend([version] * len(ids))
+        self.parts.append(log_probs)
+        return True
 
-    def completion(self, reason: str, error: str | None, version: int) -> Completion:
-        versions = np.asarray(self.versions, np.int32)
+    def restart(self, version: int) -> None:
+        """What comes from now on is sampled by another policy."""
+        if self.starts[-1][0] == len(self.ids):
+            self.starts.pop()
+        self.starts.append((len(self.ids), version))
+
+    def completion(self, reason: str, error: str | None) -> Completion:
+        versions = None
+        if len(self.starts) > 1 and self.starts[1][0] < len(self.ids):
+            versions = np.zeros(len(self.ids), np.int32)
+            for at, version in self.starts:
+                versions[at:] = version
+        log_probs = [part[:, 0] for part in self.parts]
         return Completion(
             self.id,
             np.asarray(self.ids, np.int32),
-            np.asarray(self.log_probs, np.float32),
+            np.concatenate(log_probs).astype(np.float32) if log_probs else np.zeros(0, np.float32),
             reason,
-            int(versions[0]) if len(versions) else version,
+            self.starts[0][1],
             error,
-            versions=versions if len(versions) and versions[0] != versions[-1] else None,
+            versions=versions,
         )
