@@ -52,6 +52,19 @@ def speed(rows: list[dict[str, Any]]) -> list[str]:
     return [*lines, "", f"A clone that took a step of its own takes {clone['bytes']:.0f} bytes of memory."]
 
 
+def memory(rows: list[dict[str, Any]]) -> list[str]:
+    """What processes that play at the same time share."""
+    alone, many = rows
+    own = (many["pss"] - many["base_pss"] - many["store_pss"]) / many["workers"]
+    return [
+        f"{many['workers']} processes that play at the same time have the store's files mapped {many['store_rss']:.0f} MiB "
+        "large in all, and share them:",
+        f"their proportional share (PSS) is {many['store_pss']:.1f} MiB for all of them together, as it is "
+        f"({alone['store_pss']:.1f} MiB) for one alone.",
+        f"Everything else that the store and its caches take is {own:.1f} MiB a process.",
+    ]
+
+
 def training(record: dict[str, Any]) -> list[str]:
     """Imitation and PPO by seed, with intervals."""
     lines = [
@@ -79,6 +92,7 @@ Blocks = dict[tuple[str, str], tuple[str, Callable[[Any], list[str]]]]
 BLOCKS: Blocks = {
     ("docs/data.md", "throughput"): ("data.json", throughput),
     ("docs/webshop.md", "speed"): ("webshop.json", speed),
+    ("docs/webshop.md", "memory"): ("webshop_memory.json", memory),
     ("docs/webshop.md", "training"): ("webshop_training.json", training),
 }
 
