@@ -57,8 +57,8 @@ def memory(rows: list[dict[str, Any]]) -> list[str]:
     alone, many = rows
     own = (many["pss"] - many["base_pss"] - many["store_pss"]) / many["workers"]
     return [
-        f"{many['workers']} processes that play at the same time have the store's files mapped {many['store_rss']:.0f} MiB "
-        "large in all, and share them:",
+        f"{many['workers']} processes that play at the same time have the store's files mapped "
+        f"{many['store_rss']:.0f} MiB large in all, and share them:",
         f"their proportional share (PSS) is {many['store_pss']:.1f} MiB for all of them together, as it is "
         f"({alone['store_pss']:.1f} MiB) for one alone.",
         f"Everything else that the store and its caches take is {own:.1f} MiB a process.",
