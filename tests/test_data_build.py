@@ -161,3 +161,15 @@ def test_repeated_ids_are_skipped_or_kept(tmp_path):
         *load_conversations(f"{tmp_path}/out", Counter(), split="valid"),
     ]
     assert {(item.id, item.task or item.id) for item in items} == {("maze_1", "maze_1"), ("maze_1#2", "maze_1")}
+
+
+def test_rules_that_all_conversations_begin_with_make_no_duplicates(tmp_path):
+    rows = []
+    for n in range(6):
+        item = row(f"maze_{n}", words(n % 5))  # the last one is a copy
+        rules = [{"role": "user", "content": "rule " * 30 + " ".join(f"r{k}" for k in range(900)), "trainable": False},
+                 {"role": "assistant", "content": "Ok.", "trainable": False}]  # fmt: skip
+        rows.append({**item, "messages": rules + item["messages"]})
+    name = write(tmp_path / "a.jsonl", rows)
+    report = build([(name, 1)], tmp_path / "out", BuildConfig(), Protocol())
+    assert report["sources"][name]["near_duplicates"] == [{"id": "maze_5", "like": f"{name}: maze_0"}]

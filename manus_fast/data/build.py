@@ -116,8 +116,7 @@ def _read(
     for item in load_conversations(
         name, dropped, protocol, streaming=config.streaming, keep_repeated_ids=config.keep_repeated_ids
     ):
-        # System messages and first observations repeat over a dataset; what was done tells copies apart.
-        text = "\n".join(message["content"] for message in item.messages if message["role"] != "system")
+        text = _told_apart_by(item)
         if sum(message["role"] == "assistant" for message in item.messages) > config.max_turns:
             dropped["too many turns"] += 1
         elif sum(len(message["content"]) for message in item.messages) > config.max_chars:
@@ -131,6 +130,13 @@ def _read(
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "it holds no row"
         raise ValueError(f"sources: expected conversations to train on in {name!r}, got none ({reasons})")
     return kept, {"read": len(kept), "dropped": dict(sorted(dropped.items())), "near_duplicates": alike[:_SHOWN]}
+
+
+def _told_apart_by(item: Conversation) -> str:
+    """The conversation from the observation before its first trained reply on: system messages, and the exchange of
+    rules and "Ok." that many datasets begin with, are the same in thousands of conversations."""
+    first = next(number for number, message in enumerate(item.messages) if message["trainable"])
+    return "\n".join(message["content"] for message in item.messages[first - 1 :])
 
 
 class _Files:

@@ -34,7 +34,7 @@ class NearDuplicates:
         self._shifts = rng.integers(0, 1 << 31, PERMUTATIONS, np.uint32)[:, None] * np.uint32(2)
         self._words = _Words()
         self._buckets: dict[bytes, list[int]] = defaultdict(list)
-        self._texts: list[tuple[str, np.ndarray]] = []
+        self._texts: list[tuple[str, np.ndarray, np.ndarray]] = []
 
     def add(self, name: str, text: str) -> str | None:
         """The name of an earlier text that this one is like; None, and it is remembered, where there is none."""
@@ -47,13 +47,20 @@ class NearDuplicates:
             for number in self._buckets.get(key, ()):
                 if number not in looked_at:
                     looked_at.add(number)
-                    other, theirs = self._texts[number]
-                    if jaccard(grams, theirs) >= self.similarity:
+                    other, theirs, signed = self._texts[number]
+                    if self._may_be(grams, theirs, signature, signed) and jaccard(grams, theirs) >= self.similarity:
                         return other
         for key in keys:
             self._buckets[key].append(len(self._texts))
-        self._texts.append((name, grams))
+        self._texts.append((name, grams, signature))
         return None
+
+    def _may_be(self, a: np.ndarray, b: np.ndarray, signed_a: np.ndarray, signed_b: np.ndarray) -> bool:
+        """False where sizes or signatures rule a duplicate out: texts with a long beginning in common meet in many
+        bands. The share of equal hashes is the similarity within 0.045 (one standard deviation, at most)."""
+        if min(len(a), len(b)) < self.similarity * max(len(a), len(b)):
+            return False
+        return np.count_nonzero(signed_a == signed_b) >= (self.similarity - 0.2) * PERMUTATIONS
 
     def grams(self, text: str) -> np.ndarray:
         """uint64, rising, distinct: hashes of the text's word 5-grams; of all its words where it has fewer."""
