@@ -1,4 +1,4 @@
-"""One experiment over several seeds, one after another or side by side, each on CPU cores of its own."""
+"""One experiment over several seeds or variants, one after another or side by side, each on CPU cores of its own."""
 
 from __future__ import annotations
 
@@ -8,35 +8,43 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments `--seeds` and `--jobs`."""
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="seeds that run at a time, each on 1/jobs of the cores")
+    parser.add_argument("--jobs", type=int, default=1, help="how many run at a time, each on 1/jobs of the cores")
     parser.add_argument("--cores", type=int, nargs="+", default=None, help="which cores; default: all")
 
 
 def over_seeds(one: Callable[[int], Result], arguments: argparse.Namespace) -> Iterator[Result]:
-    """`one(seed)` for each of `arguments.seeds`, in their order.
+    """`one(seed)` for each of `arguments.seeds`, in their order: see `side_by_side`."""
+    return side_by_side(one, arguments.seeds, arguments)
 
-    With `arguments.jobs` above 1 as many seeds run at a time, in processes of their own. Each is held to an equal part
-    of the cores, so that a time limit means the same for every seed, and `one` must be picklable.
+
+def side_by_side(
+    one: Callable[[Item], Result], items: Sequence[Item], arguments: argparse.Namespace
+) -> Iterator[Result]:
+    """`one(item)` for each item, in their order.
+
+    With `arguments.jobs` above 1 as many run at a time, in processes of their own. Each is held to an equal part of the
+    cores, so that a time limit means the same for all, and `one` and the items must be picklable.
 
     Raises:
         ValueError: there are fewer cores than jobs.
     """
     if arguments.jobs <= 1:
-        yield from map(one, arguments.seeds)
+        yield from map(one, items)
         return
     parts = split(arguments.cores or sorted(os.sched_getaffinity(0)), arguments.jobs)
     context = multiprocessing.get_context("spawn")
     free = context.Queue()
     for part in parts:
         free.put(part)
-    with context.Pool(arguments.jobs, initializer=_hold, initargs=(free,)) as pool:
-        yield from pool.imap(one, arguments.seeds, chunksize=1)
+    with context.Pool(min(arguments.jobs, len(items)), initializer=_hold, initargs=(free,)) as pool:
+        yield from pool.imap(one, items, chunksize=1)
 
 
 def split(cores: Sequence[int], jobs: int) -> list[list[int]]:

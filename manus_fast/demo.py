@@ -40,6 +40,66 @@ class Stage:
     report: Report
 
 
+class Demo:
+    """The stages of one seed's demo, each in a folder of its own under `folder`.
+
+    Args:
+        config_file: a YAML of this schema (configs/demo_household.yaml, configs/demo_webshop.yaml).
+        folder: made when missing.
+        seed: of the initial weights, the demonstrations, and all sampling.
+        overrides: dotted overrides of the config.
+        shape: of the policy, over SHAPE.
+    """
+
+    def __init__(
+        self,
+        config_file: Path,
+        folder: str | Path,
+        seed: int = 0,
+        overrides: Sequence[str] = (),
+        shape: Mapping[str, int] | None = None,
+    ):
+        self.root = prepare_folder(folder)
+        self._file, self._seed, self._overrides, self._shape = config_file, seed, overrides, shape
+        self.environment = make_environment(self.config("untrained"))
+
+    def config(self, stage: str, start: str = "untrained") -> Config:
+        """The config of a stage that begins with the policy in the folder `start`."""
+        model = self.root / start if start == "untrained" else self.root / start / "model"
+        own = (f"training.seed={self._seed}", f"training.output_dir={self.root / stage}", f"model.path={model}")
+        return Config.load(self._file, (*own, *self._overrides))
+
+    def imitate(self) -> Stage:
+        """A new policy imitates the expert. Whatever an earlier demo left in the folder goes."""
+        for name in ("untrained", "sft", "ppo", "control"):
+            shutil.rmtree(self.root / name, ignore_errors=True)
+        config = self.config("sft")
+        make_small_policy(config, self.environment, self.root / "untrained", self._seed, self._shape)
+        began = time.monotonic()
+        FineTune(config, environment=self.environment).run()
+        return self._measure("SFT", "sft", time.monotonic() - began)
+
+    def improve(self) -> Stage:
+        """The imitating policy goes on with PPO."""
+        began = time.monotonic()
+        Trainer(self.config("ppo", "sft"), environment=self.environment).run()
+        return self._measure("PPO", "ppo", time.monotonic() - began)
+
+    def imitate_on(self, seconds: float) -> Stage:
+        """The control: the imitating policy goes on with SFT for `seconds`."""
+        began = time.monotonic()
+        config = self.config("control", "sft")
+        # The same learning rate, and enough epochs that only the time ends it: the warm-up is a share of them.
+        rate = Schedule(schedule(config.sft.learning_rate, "sft.learning_rate").start, warmup=0.002)
+        config.sft = dataclasses.replace(config.sft, epochs=1000, patience=None, time_limit=seconds, learning_rate=rate)
+        FineTune(config, environment=self.environment).run()
+        return self._measure("SFT continued", "control", time.monotonic() - began)
+
+    def _measure(self, name: str, stage: str, seconds: float) -> Stage:
+        folder = self.root / stage
+        return Stage(name, folder, seconds, measured(self.config(stage), folder / "model", self.environment))
+
+
 def run(
     config_file: Path,
     folder: str | Path,
@@ -63,39 +123,10 @@ def run(
         The stages "SFT", "PPO" and, with control, "SFT continued", each measured on all of the environment's last
         split (household: valid_unseen, webshop: test).
     """
-    root = prepare_folder(folder)
-    for name in ("untrained", "sft", "ppo", "control"):
-        shutil.rmtree(root / name, ignore_errors=True)
-
-    def config(stage: str, *more: str) -> Config:
-        own = (f"training.seed={seed}", f"training.output_dir={root / stage}", *more)
-        return Config.load(config_file, (*own, *overrides))
-
-    start = config("sft", f"model.path={root / 'untrained'}")
-    environment = make_environment(start)
-    make_small_policy(start, environment, root / "untrained", seed, shape)
-    stages: list[Stage] = []
-
-    def measure(name: str, stage: str, seconds: float) -> None:
-        stages.append(Stage(name, root / stage, seconds, measured(config(stage), root / stage / "model", environment)))
-
-    began = time.monotonic()
-    FineTune(start, environment=environment).run()
-    measure("SFT", "sft", time.monotonic() - began)
-    began = time.monotonic()
-    after = f"model.path={root / 'sft' / 'model'}"
-    Trainer(config("ppo", after), environment=environment).run()
-    measure("PPO", "ppo", time.monotonic() - began)
+    demo = Demo(config_file, folder, seed, overrides, shape)
+    stages = [demo.imitate(), demo.improve()]
     if control:
-        began = time.monotonic()
-        settings = config("control", after)
-        # The same learning rate, and enough epochs that only the time ends it: the warm-up is a share of them.
-        rate = Schedule(schedule(settings.sft.learning_rate, "sft.learning_rate").start, warmup=0.002)
-        settings.sft = dataclasses.replace(
-            settings.sft, epochs=1000, patience=None, time_limit=stages[-1].seconds, learning_rate=rate
-        )
-        FineTune(settings, environment=environment).run()
-        measure("SFT continued", "control", time.monotonic() - began)
+        stages.append(demo.imitate_on(stages[-1].seconds))
     return stages
 
 
