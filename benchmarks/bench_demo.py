@@ -11,6 +11,7 @@ Every policy is measured on all of valid_unseen (layouts that training never sho
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
@@ -98,11 +99,11 @@ def _row(seed: int, stages: list[Stage]) -> dict[str, Any]:
         **rates,
         "ppo_minus_sft": rates["ppo"] - rates["sft"],
         "ppo_minus_control": rates["ppo"] - rates["control"],
-        "ppo_against_sft": str(compare(sft.report, ppo.report)),
-        "ppo_against_control": str(compare(control.report, ppo.report)),
+        "ppo_against_sft": dataclasses.asdict(compare(sft.report, ppo.report)),
+        "ppo_against_control": dataclasses.asdict(compare(control.report, ppo.report)),
         "seconds": {"sft": sft.seconds, "ppo": ppo.seconds, "control": control.seconds},
     }
-    print(json.dumps(row), flush=True)
+    print(json.dumps({name: value for name, value in row.items() if "against" not in name}), flush=True)
     return row
 
 
