@@ -16,6 +16,7 @@ _EXPORTS = {
     "FineTune": "manus_fast.finetune",
     "Panel": "manus_fast.evaluate",
     "Player": "manus_fast.player",
+    "PreferenceTune": "manus_fast.preference",
     "TeacherPlayer": "manus_fast.teacher",
     "Report": "manus_fast.evaluate",
     "Trainer": "manus_fast.trainer",

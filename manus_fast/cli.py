@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from manus_fast import __version__
-from manus_fast.commands import data, env, expert, machine, measure, models, play, search, serve, train
+from manus_fast.commands import data, env, expert, machine, measure, models, play, preferences, search, serve, train
 from manus_fast.commands.common import Relaunch
 from manus_fast.errors import DONE, OURS, USERS, is_users_mistake, sentence, write_log
 from manus_fast.launch import launch
@@ -30,6 +30,7 @@ _PASS_ON = {"ignore_unknown_options": True, "help_option_names": []}
 
 app.command()(train.sft)
 app.command()(train.ppo)
+app.command()(preferences.dpo)
 app.command()(search.search)
 app.command("expert-iteration")(expert.expert_iteration)
 app.command("eval")(measure.evaluate)
@@ -43,6 +44,8 @@ app.command()(machine.doctor)
 app.add_typer(models.app, name="models")
 app.add_typer(env.app, name="env")
 app.add_typer(data.app, name="data")
+data.app.command()(preferences.collect)
+data.app.command()(preferences.pairs)
 
 
 def _version(wanted: bool) -> None:

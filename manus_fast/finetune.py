@@ -1,7 +1,9 @@
-"""Supervised fine-tuning as a run: demonstrations → rows → SFT with validation by play → a model folder.
+"""Training on fixed data as a run: config → model → loop with checkpoints and figures → a model folder.
 
 config = Config.load("configs/sft_household.yaml", ["model.path=runs/tiny"])
 FineTune(config).run()
+
+`OfflineRun` is what every such run does; `FineTune` is SFT, and preference.py adds DPO and the reward model.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ from manus_fast.envs.base import Environment, Task
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.learn.backend import make_backend, playing_model
 from manus_fast.learn.minibatch import steps_per_epoch
+from manus_fast.learn.offline import Objective, OfflineConfig, OfflineResult, OfflineState, train_offline
 from manus_fast.learn.policy import Policy
-from manus_fast.learn.sft import SFTResult, SFTState, check_rows, train_sft
+from manus_fast.learn.sft import SFTObjective
 from manus_fast.player import Player
 from manus_fast.process import prepare_process
 from manus_fast.progress import Progress
@@ -37,100 +40,81 @@ from manus_fast.versions import write_versions
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass
-class FineTuned:
-    """How a run ended."""
-
-    result: SFTResult
-    report: Report
-    """The validation panel, played with the weights that were kept."""
-
-
-class FineTune:
-    """One SFT run, in one process or on every rank that a launcher started.
+class OfflineRun:
+    """A run on fixed data: folder, backend, resume, figures, checkpoints. In one process, or on every rank that a
+    launcher started.
 
     Args:
-        config: its model, agent, environment, data, sft, evaluation and training blocks are used.
-        model, tokenizer: where they are loaded already; None opens `config.model.path`.
-        environment: where it exists already; None makes the one that the config names.
+        config: its model, backend and training blocks are used.
+        block: the algorithm's own block (`config.sft`, …).
+        policy: what is trained: a module with `score` and `save_pretrained`.
+        tokenizer: saved beside the model.
 
     Raises:
         ValueError: whatever in the config cannot be served, before anything is trained.
     """
 
-    def __init__(
-        self, config: Config, model: Any = None, tokenizer: Any = None, environment: Environment | None = None
-    ):
-        prepare_process()
-        self.config = config
-        self.ranks = connect()
+    validation_name = "validation_success_rate"
+    """What `validate` measures, on the line that a person sees."""
+
+    def __init__(self, config: Config, block: OfflineConfig, policy: Any, tokenizer: Any):
+        self.config, self.block, self.ranks = config, block, connect()
         self.folder = prepare_folder(config.training.output_dir)
-        if model is None:
-            model, tokenizer = config.model.open()
-        self.playing = playing_model(model, config.backend, config.model.dtype, self.ranks)
-        self.player = Player(config, self.playing, tokenizer, environment, self.ranks)
-        self.tokenizer = tokenizer
-        # A named dataset takes the expert's place.
-        split = self.player.environment.tasks(config.environment.split)
-        count = config.data.demonstrations if config.data.name is None else 0
-        self.tasks = training_tasks(split, count, config.training.seed)
-        self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
-        self.policy = Policy(model, "none", config.model.gradient_checkpointing, config.model.compile)
-        self.backend = make_backend(self.policy, config.backend, config.sft.optimizer(), config.model.dtype, self.ranks)
-        self.state = SFTState()
+        self.policy, self.tokenizer = policy, tokenizer
+        self.backend = make_backend(policy, config.backend, block.optimizer(), config.model.dtype, self.ranks)
+        self.state = OfflineState()
         newest = self.ranks.of_first(latest(self.folder)) if config.training.resume else None
-        if newest is not None:
-            checkpoint = load(newest)
-            self.backend.load(checkpoint.tensors("optimizer"))
-            self.state = SFTState.of(checkpoint.scalars["sft"], checkpoint.tensors("best") or None)
-        self._version = self.state.step
-        self._resumed = newest is not None
+        self.checkpoint = None if newest is None else load(newest)
+        if self.checkpoint is not None:
+            if block.block not in self.checkpoint.scalars:
+                raise ValueError(
+                    f"training.resume: expected a checkpoint of {block.block} in {self.folder}, got another's"
+                )
+            self.backend.load(self.checkpoint.tensors("optimizer"))
+            best = self.checkpoint.tensors("best") or None
+            self.state = OfflineState.of(self.checkpoint.scalars[block.block], best)
         self.tracking: Tracking | None = None
         """Of rank 0."""
 
-    def run(self, rows: Sequence[Row] | None = None) -> FineTuned:
-        """Trains on `rows`, or on demonstrations of the environment's expert; the model is in `output_dir`/model."""
-        config, training = self.config, self.config.training
-        if rows is None:
-            rows = self.demonstrations() if config.data.name is None else self.conversations(config.data.name)
-        check_rows(rows, config.sft)
+    def train(self, objective: Objective) -> OfflineResult:
+        """Trains to the end; afterwards the policy has the weights that are kept."""
+        block, training = self.block, self.config.training
         self._open()
-        total = config.sft.epochs * steps_per_epoch(len(rows), config.sft.batch_size)
-        with Progress("sft", total, silent=not self.ranks.first) as progress:
+        per_epoch = steps_per_epoch(objective.count, block.batch_size)
+        with Progress(block.block, block.epochs * per_epoch, silent=not self.ranks.first) as progress:
 
-            def on_step(state: SFTState, stats: dict[str, float]) -> None:
-                checked = "sft/validation" in stats
+            def on_step(state: OfflineState, stats: dict[str, float]) -> None:
+                checked = f"{block.block}/validation" in stats
                 if self.tracking is not None and (checked or state.step % training.logging_steps == 0):
                     self.tracking.log(state.step, stats)
-                shown = {"loss": stats["sft/loss"]}
+                names = ("loss", "accuracy")
+                shown = {name: stats[f"{block.block}/{name}"] for name in names if f"{block.block}/{name}" in stats}
                 if state.history:
-                    shown["validation_success_rate"] = state.history[-1][1]
+                    shown[self.validation_name] = state.history[-1][1]
                 progress.update(state.step, **shown)
-                if self._save_due(state, steps_per_epoch(len(rows), config.sft.batch_size)):
-                    self.save(state)
+                freq = {"no": 0, "steps": training.save_freq, "epoch": per_epoch}[training.save_strategy]
+                if freq and state.step % freq == 0:
+                    self.save()
 
-            result = train_sft(
+            result = train_offline(
                 self.backend,
-                rows,
-                config.sft,
-                evaluate=lambda: self.evaluate().summary.success.rate,
+                objective,
+                block,
+                evaluate=self.validate,
                 on_step=on_step,
-                gradient_accumulation_steps=training.gradient_accumulation_steps,
                 seed=training.seed,
                 state=self.state,
                 dump_folder=self.folder / "skipped",
             )
-        report = self.evaluate()
         if training.save_strategy != "no":
-            self.save(self.state)
-        self._whole()
+            self.save()
+        whole = self.whole()
         if self.tracking is not None:
-            self.playing.save_pretrained(self.folder / "model")
+            whole.save_pretrained(self.folder / "model")
             self.tokenizer.save_pretrained(self.folder / "model")
-            report.save(self.folder / "eval.json")
             self.tracking.close()
         self.ranks.wait()
-        return FineTuned(result, report)
+        return result
 
     def _open(self) -> None:
         """Begins the run's records: only now, so that a run without data to train on leaves none."""
@@ -138,12 +122,126 @@ class FineTune:
             return
         self.tracking = Tracking(
             self.folder,
-            resume_step=self.state.step if self._resumed else None,
+            resume_step=None if self.checkpoint is None else self.state.step,
             wandb_project="manus_fast" if self.config.training.use_wandb else None,
             config=to_dict(self.config),
         )
         save_config(self.config, self.folder / "config.json")
         write_versions(self.folder)
+
+    def validate(self) -> float:
+        """The score that decides which weights are kept; larger is better."""
+        raise NotImplementedError
+
+    def save(self) -> None:
+        """Writes a checkpoint from which a run goes on exactly."""
+        whole = self.whole()
+        tensors = {"optimizer": self.backend.tensors(), "best": self.state.best or {}, **self.extra_tensors()}
+        if self.ranks.first:
+            save(
+                self.folder,
+                self.state.step,
+                scalars={self.block.block: self.state.scalars()},
+                tensors=tensors,
+                model=whole,
+                tokenizer=self.tokenizer,
+                keep=self.config.training.keep_checkpoints,
+            )
+        self.ranks.wait()
+
+    def whole(self) -> Any:
+        """What is saved as the model, up to date. All ranks have to call it."""
+        return self.policy
+
+    def extra_tensors(self) -> dict[str, dict[str, Any]]:
+        """Further groups of tensors for a checkpoint."""
+        return {}
+
+
+@dataclass
+class FineTuned:
+    """How a run that is validated by play ended."""
+
+    result: OfflineResult
+    report: Report
+    """The validation panel, played with the weights that were kept."""
+
+
+class PlayedRun(OfflineRun):
+    """A run on fixed data whose policy is validated by playing a panel of the config's environment.
+
+    Args:
+        config: its agent, environment and evaluation blocks are used too.
+        model, tokenizer: where they are loaded already; None opens `config.model.path`.
+        environment: where it exists already; None makes the one that the config names.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        block: OfflineConfig,
+        model: Any = None,
+        tokenizer: Any = None,
+        environment: Environment | None = None,
+    ):
+        prepare_process()
+        prepare_folder(config.training.output_dir)
+        if model is None:
+            model, tokenizer = config.model.open()
+        ranks = connect()
+        self.playing = playing_model(model, config.backend, config.model.dtype, ranks)
+        self.player = Player(config, self.playing, tokenizer, environment, ranks)
+        self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
+        policy = Policy(model, "none", config.model.gradient_checkpointing, config.model.compile)
+        super().__init__(config, block, policy, tokenizer)
+        self._version = self.state.step
+
+    def finish(self, objective: Objective) -> FineTuned:
+        """Trains on `objective`, then plays the panel; the model is in `output_dir`/model."""
+        result = self.train(objective)
+        report = self.evaluate()
+        if self.ranks.first:
+            report.save(self.folder / "eval.json")
+        return FineTuned(result, report)
+
+    def whole(self) -> Any:
+        if self.playing is self.policy.model:
+            return self.policy
+        self.policy.write_to(self.playing)
+        return self.playing
+
+    def validate(self) -> float:
+        return self.evaluate().summary.success.rate
+
+    def evaluate(self) -> Report:
+        """Plays the validation panel with the policy as it is."""
+        self._version += 1
+        self.player.load(self.policy.named_weights(), self._version)
+        temperature = self.config.evaluation.temperature
+        report = evaluate(self.panel, lambda tasks: self.player.play(tasks, temperature), str(self.folder))
+        report.settings = {"temperature": temperature, "step": self.state.step}
+        return report
+
+
+class FineTune(PlayedRun):
+    """One SFT run: the config's model, agent, environment, data, sft, evaluation and training blocks are used."""
+
+    def __init__(
+        self, config: Config, model: Any = None, tokenizer: Any = None, environment: Environment | None = None
+    ):
+        super().__init__(config, config.sft, model, tokenizer, environment)
+        # A named dataset takes the expert's place.
+        split = self.player.environment.tasks(config.environment.split)
+        count = config.data.demonstrations if config.data.name is None else 0
+        self.tasks = training_tasks(split, count, config.training.seed)
+
+    def run(self, rows: Sequence[Row] | None = None) -> FineTuned:
+        """Trains on `rows`, or on demonstrations of the environment's expert; the model is in `output_dir`/model."""
+        config = self.config
+        if rows is None:
+            rows = self.demonstrations() if config.data.name is None else self.conversations(config.data.name)
+        accumulation = config.training.gradient_accumulation_steps
+        return self.finish(SFTObjective(rows, config.sft, self.backend.world_size, accumulation))
 
     def demonstrations(self) -> list[Row]:
         """Rows of the episodes that the expert won."""
@@ -175,8 +273,7 @@ class FineTune:
         rows, empty = keep_trainable(rows)
         if empty:
             dropped["row without a trainable token"] = empty
-        if dropped:
-            _LOG.warning("data.name: skipped %s", ", ".join(f"{n} ({reason})" for reason, n in dropped.items()))
+        warn_of_skipped(dropped)
         if not rows:
             raise ValueError(f"data.name: expected at least one conversation to train on, got none in {name!r}")
         return rows
@@ -187,40 +284,11 @@ class FineTune:
         own = item.messages[0]["role"] == "system"
         return message_rows(self.player.context, item.messages if own else [system, *item.messages], number)
 
-    def evaluate(self) -> Report:
-        """Plays the validation panel with the policy as it is."""
-        self._version += 1
-        self.player.load(self.policy.named_weights(), self._version)
-        temperature = self.config.evaluation.temperature
-        report = evaluate(self.panel, lambda tasks: self.player.play(tasks, temperature), str(self.folder))
-        report.settings = {"temperature": temperature, "step": self.state.step}
-        return report
 
-    def _whole(self) -> None:
-        """Brings the model that is saved up to date, where it is not the trained one itself."""
-        if self.playing is not self.policy.model:
-            self.policy.write_to(self.playing)
-
-    def save(self, state: SFTState) -> None:
-        """Writes a checkpoint from which a run goes on exactly."""
-        self._whole()
-        tensors = {"optimizer": self.backend.tensors(), "best": state.best or {}}
-        if self.ranks.first:
-            save(
-                self.folder,
-                state.step,
-                scalars={"sft": state.scalars()},
-                tensors=tensors,
-                model=self.playing,
-                tokenizer=self.tokenizer,
-                keep=self.config.training.keep_checkpoints,
-            )
-        self.ranks.wait()
-
-    def _save_due(self, state: SFTState, per_epoch: int) -> bool:
-        training = self.config.training
-        freq = {"no": 0, "steps": training.save_freq, "epoch": per_epoch}[training.save_strategy]
-        return freq > 0 and state.step % freq == 0
+def warn_of_skipped(dropped: Counter[str]) -> None:
+    """Logs how many rows of a dataset were skipped, and why."""
+    if dropped:
+        _LOG.warning("data.name: skipped %s", ", ".join(f"{n} ({reason})" for reason, n in dropped.items()))
 
 
 def training_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:

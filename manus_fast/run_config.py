@@ -12,6 +12,7 @@ from manus_fast.config import load_config, read_values
 from manus_fast.envs.config import EnvironmentConfig
 from manus_fast.learn.backend import BackendConfig
 from manus_fast.learn.curriculum import CurriculumConfig
+from manus_fast.learn.dpo import DPOConfig
 from manus_fast.learn.expert_iteration import ExpertIterationConfig
 from manus_fast.learn.losses import PPOConfig
 from manus_fast.learn.presets import group_size, preset
@@ -174,6 +175,7 @@ class Config:
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
+    dpo: DPOConfig = field(default_factory=DPOConfig)
     data: DataConfig = field(default_factory=DataConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

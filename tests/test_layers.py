@@ -22,6 +22,7 @@ LAYERS = [
     {"run_config"},
     {"player"},
     {"trainer", "finetune", "teacher", "serving"},
+    {"preference"},
     {"demo", "expert_iteration", "search_trainer"},
     {"info"},
     {"commands"},

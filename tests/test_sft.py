@@ -11,8 +11,9 @@ from manus_fast.agent.context import ChatFormat, Context
 from manus_fast.agent.protocol import Protocol
 from manus_fast.data.react import Step, demonstration_rows, keep_trainable, message_rows
 from manus_fast.learn.backend import BackendConfig, make_backend
+from manus_fast.learn.offline import OfflineState
 from manus_fast.learn.policy import Policy
-from manus_fast.learn.sft import SFTConfig, SFTState, train_sft
+from manus_fast.learn.sft import SFTConfig, train_sft
 from manus_fast.modeling.tiny import make_tokenizer
 
 ROWS = random_rows(8, seed=1)
@@ -200,7 +201,7 @@ def test_resume_gives_the_losses_of_an_uninterrupted_run():
         train_sft(first, ROWS, config, evaluate=lambda: 0.5, seed=3, on_step=stop)
     second, rest = trainer(config, seed=9), []
     second.load(saved["tensors"])
-    state = SFTState.of(saved["scalars"], saved["best"])
+    state = OfflineState.of(saved["scalars"], saved["best"])
     result = train_sft(
         second, ROWS, config, evaluate=lambda: 0.5, seed=3, state=state,
         on_step=lambda _, stats: rest.append(stats["sft/loss"]),

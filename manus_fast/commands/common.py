@@ -22,9 +22,9 @@ def shipped(name: str) -> Path:
     return inside if inside.is_dir() else _PACKAGE.parent / name
 
 
-def find_config(path: str | None, default: str) -> Path:
+def find_config(path: str | Path | None, default: str) -> Path:
     """A config by path, else by name among the shipped ones ("ppo_household" or "ppo_household.yaml")."""
-    wanted = path or default
+    wanted = str(path or default)
     file = Path(wanted)
     if file.is_file():
         return file
@@ -34,6 +34,17 @@ def find_config(path: str | None, default: str) -> Path:
             return folder / name
     names = ", ".join(sorted(item.stem for item in folder.glob("*.yaml")))
     raise UserError(f"--config: expected a YAML file or the name of a shipped one ({names}), got {wanted!r}")
+
+
+def config_beside(model: str | None) -> Path | None:
+    """The resolved config of the run that a model came from, so that it plays in the form that it was trained in."""
+    if model is None:
+        return None
+    for folder in (Path(model), *list(Path(model).resolve().parents)[:3]):
+        file = folder / "config.json"
+        if file.is_file() and "environment" in json.loads(file.read_text()):
+            return file
+    return None
 
 
 def overrides(flags: Mapping[str, Any], extra: Sequence[str]) -> list[str]:

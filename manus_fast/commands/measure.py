@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -43,7 +42,7 @@ def evaluate(
 
     if temperature is not None and temperature < 0:
         raise UserError(f"--temperature: expected a number >= 0, got {temperature}")
-    file = common.find_config(config, "") if config else _config_beside(model)
+    file = common.find_config(config, "") if config else common.config_beside(model)
     flags = {"environment.name": suite, "model.path": model, "rollout.engine": engine}
     settings = Config.load(file, common.overrides(flags, overrides or ()))
     if settings.rollout.engine == "openai":
@@ -142,14 +141,3 @@ def demo(
     began = time.monotonic()
     stages = run(file, output_dir, seed=seed, control=control, overrides=overrides or ())
     show.stages(stages, time.monotonic() - began)
-
-
-def _config_beside(model: str | None) -> Path | None:
-    """The resolved config of the run that a model came from, so that it plays in the form that it was trained in."""
-    if model is None:
-        return None
-    for folder in (Path(model), *list(Path(model).resolve().parents)[:3]):
-        file = folder / "config.json"
-        if file.is_file() and "environment" in json.loads(file.read_text()):
-            return file
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -80,10 +81,10 @@ def ppo(
         "training.num_rollouts": num_rollouts,
         "ppo.epochs": ppo_epochs,
         "training.gradient_accumulation_steps": gradient_accumulation_steps,
-        "ppo.batch_size": _batch_size(batch_size, per_device_train_batch_size, gradient_accumulation_steps),
+        "ppo.batch_size": batch_size_of(batch_size, per_device_train_batch_size, gradient_accumulation_steps),
         "training.learning_rate": learning_rate,
         "training.logging_steps": logging_steps,
-        **_shared(save_strategy, output_dir, bf16, use_wandb),
+        **shared_flags(save_strategy, output_dir, bf16, use_wandb),
     }
     settings = load_settings(config, "ppo_household", flags, overrides)
     common.prepare()
@@ -118,10 +119,10 @@ def sft(
         "environment.name": env_name,
         "sft.epochs": num_train_epochs,
         "training.gradient_accumulation_steps": gradient_accumulation_steps,
-        "sft.batch_size": _batch_size(batch_size, per_device_train_batch_size, gradient_accumulation_steps),
+        "sft.batch_size": batch_size_of(batch_size, per_device_train_batch_size, gradient_accumulation_steps),
         "sft.learning_rate": learning_rate,
         "training.logging_steps": logging_steps,
-        **_shared(save_strategy, output_dir, bf16, use_wandb),
+        **shared_flags(save_strategy, output_dir, bf16, use_wandb),
     }
     settings = load_settings(config, "sft_household", flags, overrides)
     common.prepare()
@@ -137,14 +138,15 @@ def tell(report: Any, settings: Any) -> None:
         typer.echo(f"the model is in {settings.training.output_dir}/model")
 
 
-def load_settings(config: str | None, default: str, flags: dict[str, Any], extra: list[str] | None) -> Any:
+def load_settings(config: str | Path | None, default: str, flags: dict[str, Any], extra: list[str] | None) -> Any:
+    """The config of a file or shipped name under the flags that were given and the overrides."""
     file = common.find_config(config, default)
     from manus_fast.run_config import Config
 
     return Config.load(file, common.overrides(flags, extra or ()))
 
 
-def _batch_size(total: int | None, per_device: int | None, accumulation: int | None) -> int | None:
+def batch_size_of(total: int | None, per_device: int | None, accumulation: int | None) -> int | None:
     """Rows an optimizer step: named outright, or built up from the rows of one micro-batch."""
     if per_device is None:
         return total
@@ -157,9 +159,10 @@ def _batch_size(total: int | None, per_device: int | None, accumulation: int | N
     return built
 
 
-def _shared(
+def shared_flags(
     save_strategy: str | None, output_dir: str | None, bf16: str | None, use_wandb: str | None
 ) -> dict[str, Any]:
+    """What the flags that every trainer takes mean as config keys."""
     half = common.truth("--bf16", bf16)
     if save_strategy not in (None, "no", "steps", "epoch"):
         raise UserError(f"--save_strategy: expected no, steps or epoch, got {save_strategy!r}")

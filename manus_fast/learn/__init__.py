@@ -7,7 +7,7 @@ from manus_fast.learn.advantages import Episodes
 from manus_fast.learn.backend import BackendConfig, make_backend
 from manus_fast.learn.losses import PPOConfig
 from manus_fast.learn.policy import Policy, Reference
-from manus_fast.learn.sft import SFTConfig, SFTResult, train_sft
+from manus_fast.learn.sft import SFTConfig, train_sft
 from manus_fast.learn.update import PolicyGradientUpdate
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "PolicyGradientUpdate",
     "Reference",
     "SFTConfig",
-    "SFTResult",
     "make_backend",
     "train_sft",
 ]

@@ -6,7 +6,8 @@ With several ranks each of them is given the whole mini-batch, cuts it alike and
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,10 +51,12 @@ def steps_per_epoch(rows: int, size: int) -> int:
 def accumulate(
     backend: Backend,
     batch: PackedRows,
-    loss_of: Callable[[PackedRows, ScoreOutput], tuple[torch.Tensor, torch.Tensor]],
+    loss_of: Callable[[PackedRows, Any], tuple[torch.Tensor, torch.Tensor]],
     *,
-    max_rows: int,
+    max_rows: int | None = None,
     max_tokens: int | None = None,
+    packs: Sequence[np.ndarray] | None = None,
+    score: Callable[[PackedRows], Any] | None = None,
     entropy: bool = False,
     value: bool = False,
     temperature: float = 1.0,
@@ -65,21 +68,29 @@ def accumulate(
         loss_of: from a micro-batch and its scores to its loss, divided by the mini-batch's denominator, and a tensor
             of statistics.
         max_rows, max_tokens: limits of a micro-batch.
+        packs: row numbers of each micro-batch, where rows belong together; None: by the limits alone.
+        score: what `loss_of` gets for a micro-batch; None: the policy's `score` with the options below.
 
     Returns:
         The statistics stacked, [this rank's micro-batches, …], and `FiniteGuard.flags` of each of them.
     """
     stats, flags = [], []
-    packs = batch.micro_batches(max_rows=max_rows, max_tokens=max_tokens, multiple=backend.world_size)
+    if packs is None:
+        packs = batch.micro_batches(max_rows=max_rows, max_tokens=max_tokens, multiple=backend.world_size)
+    if score is None:
+
+        def score(part: PackedRows) -> ScoreOutput:
+            return backend.policy.score(part, entropy=entropy, value=value, temperature=temperature)
+
     own = own_packs(packs, backend.rank, backend.world_size)
     for number, (rows, counts) in enumerate(own):
         with contextlib.nullcontext() if number == len(own) - 1 else backend.no_sync():
             part = batch.select(rows).to(backend.policy.device)
-            output = backend.policy.score(part, entropy=entropy, value=value, temperature=temperature)
+            output = score(part)
             loss, measured = loss_of(part, output)
             if not counts:
                 loss, measured = loss * 0.0, measured * 0.0
             backend.backward(loss)
         stats.append(measured)
-        flags.append(FiniteGuard.flags(output, loss))
+        flags.append(FiniteGuard.flags(output if isinstance(output, ScoreOutput) else None, loss))
     return torch.stack(stats), flags

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -261,6 +262,10 @@ class Policy(nn.Module):
         theirs = dict(_base(model).named_parameters())
         for name, tensor in self.named_weights():
             theirs[name].copy_(tensor)
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Writes the language model as a plain Hugging Face folder."""
+        self.model.save_pretrained(folder)
 
 
 class Reference:

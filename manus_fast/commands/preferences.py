@@ -1,0 +1,132 @@
+"""`manus-fast dpo`, and `manus-fast data collect | pairs`: from an agent's episodes to pairs to a better agent."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from manus_fast.commands import common
+from manus_fast.commands.train import (
+    BF16,
+    Accumulation,
+    BatchSize,
+    ConfigFile,
+    EnvName,
+    LearningRate,
+    LoggingSteps,
+    ModelPath,
+    OutputDir,
+    Overrides,
+    PerDevice,
+    SaveStrategy,
+    Wandb,
+    batch_size_of,
+    load_settings,
+    shared_flags,
+    tell,
+)
+
+Pairs = Annotated[str | None, typer.Option("--dataset_name", help="A preferences.jsonl (data.name).")]
+Epochs = Annotated[int | None, typer.Option("--num_train_epochs", help="Passes over the pairs.")]
+Out = Annotated[str, typer.Option("--out", help="The file to write.")]
+Level = Annotated[str, typer.Option("--level", help="trajectory, or step: the first differing reply.")]
+
+
+def dpo(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    model: ModelPath = None,
+    dataset_name: Pairs = None,
+    env_name: EnvName = None,
+    num_train_epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    per_device_train_batch_size: PerDevice = None,
+    gradient_accumulation_steps: Accumulation = None,
+    learning_rate: LearningRate = None,
+    logging_steps: LoggingSteps = None,
+    save_strategy: SaveStrategy = None,
+    output_dir: OutputDir = None,
+    bf16: BF16 = None,
+    use_wandb: Wandb = None,
+) -> None:
+    """Trains a policy on preference pairs by DPO or a relative of it (dpo.loss)."""
+    flags = {
+        "model.path": model,
+        "data.name": dataset_name,
+        "environment.name": env_name,
+        "dpo.epochs": num_train_epochs,
+        "training.gradient_accumulation_steps": gradient_accumulation_steps,
+        "dpo.batch_size": batch_size_of(batch_size, per_device_train_batch_size, gradient_accumulation_steps),
+        "dpo.learning_rate": learning_rate,
+        "training.logging_steps": logging_steps,
+        **shared_flags(save_strategy, output_dir, bf16, use_wandb),
+    }
+    settings = load_settings(config, "dpo_household", flags, overrides)
+    common.prepare()
+    from manus_fast.preference import PreferenceTune
+
+    tell(PreferenceTune(settings).run().report, settings)
+
+
+def collect(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    model: ModelPath = None,
+    env_name: EnvName = None,
+    tasks: Annotated[int, typer.Option("--tasks", help="Tasks of the training split, drawn by training.seed.")] = 200,
+    members: Annotated[int, typer.Option("--members", help="Episodes of each task.")] = 8,
+    temperature: Annotated[float | None, typer.Option("--temperature", help="rollout.temperature")] = None,
+    out: Out = "runs/collected/trajectories.jsonl",
+) -> None:
+    """Lets a model play tasks several times each and writes all episodes."""
+    beside = common.config_beside(model)
+    flags: dict[str, Any] = {"model.path": model, "environment.name": env_name, "rollout.temperature": temperature}
+    settings = load_settings(config or beside, "ppo_household", flags, overrides)
+    common.prepare()
+    from manus_fast.finetune import training_tasks
+    from manus_fast.player import Player
+
+    player = Player(settings, *settings.model.open())
+    chosen = training_tasks(player.environment.tasks(settings.environment.split), tasks, settings.training.seed)
+    episodes = player.collect(chosen, 0, members)
+    file = Path(out)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as lines:
+        for episode in episodes:
+            lines.write(json.dumps(episode.to_json()) + "\n")
+    won = sum(episode.success for episode in episodes)
+    typer.echo(f"{len(episodes)} episodes of {tasks} tasks, {won} won, are in {file}")
+
+
+def pairs(
+    trajectories: Annotated[str, typer.Argument(metavar="FILE", help="A trajectories.jsonl.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model_path", help="Whose tokenizer sampled them; default: the folder model beside the file."),
+    ] = None,
+    level: Level = "trajectory",
+    by: Annotated[str, typer.Option("--by", help="success against failure, or a higher reward.")] = "success",
+    margin: Annotated[float, typer.Option("--margin", help="Least difference of the rewards.")] = 0.0,
+    per_task: Annotated[int, typer.Option("--per_task", help="Most pairs from one task.")] = 4,
+    seed: Annotated[int, typer.Option("--seed", help="Of the choice among a task's pairs.")] = 0,
+    out: Annotated[str | None, typer.Option("--out", help="Default: preferences.jsonl beside the file.")] = None,
+) -> None:
+    """Turns episodes of one task that ended differently into preference pairs."""
+    from manus_fast.data.preferences import fingerprint, save_preferences
+    from manus_fast.data.rollout_pairs import episode_pairs, load_trajectories
+    from manus_fast.modeling.load import load_tokenizer
+
+    source = Path(trajectories)
+    dropped: Counter[str] = Counter()
+    episodes = list(load_trajectories(source, dropped))
+    name = fingerprint(load_tokenizer(model or source.parent / "model"))
+    made = episode_pairs(
+        episodes, name, level=level, by=by, margin=margin, per_task=per_task, seed=seed, dropped=dropped
+    )
+    file = Path(out) if out else source.parent / "preferences.jsonl"
+    save_preferences(made, file)
+    typer.echo(json.dumps({"episodes": len(episodes), "pairs": len(made), "file": str(file), "dropped": dict(dropped)}))
