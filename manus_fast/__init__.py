@@ -19,6 +19,8 @@ _EXPORTS = {
     "PreferenceTune": "manus_fast.preference",
     "TeacherPlayer": "manus_fast.teacher",
     "Report": "manus_fast.evaluate",
+    "RewardModel": "manus_fast.rewards.model",
+    "RewardTune": "manus_fast.preference",
     "Trainer": "manus_fast.trainer",
     "compare": "manus_fast.evaluate",
     "load_config": "manus_fast.config",

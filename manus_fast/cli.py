@@ -31,6 +31,7 @@ _PASS_ON = {"ignore_unknown_options": True, "help_option_names": []}
 app.command()(train.sft)
 app.command()(train.ppo)
 app.command()(preferences.dpo)
+app.command("reward-model")(preferences.reward_model)
 app.command()(search.search)
 app.command("expert-iteration")(expert.expert_iteration)
 app.command("eval")(measure.evaluate)

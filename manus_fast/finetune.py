@@ -56,6 +56,8 @@ class OfflineRun:
 
     validation_name = "validation_success_rate"
     """What `validate` measures, on the line that a person sees."""
+    validates = True
+    """Whether there is anything to validate on."""
 
     def __init__(self, config: Config, block: OfflineConfig, policy: Any, tokenizer: Any):
         self.config, self.block, self.ranks = config, block, connect()
@@ -100,7 +102,7 @@ class OfflineRun:
                 self.backend,
                 objective,
                 block,
-                evaluate=self.validate,
+                evaluate=self.validate if self.validates else None,
                 on_step=on_step,
                 seed=training.seed,
                 state=self.state,

@@ -179,12 +179,14 @@ class Player(Play):
         seed: int = 0,
         config: SearchConfig | None = None,
         score: ScoreRows | None = None,
+        judge: ScoreRows | None = None,
     ) -> list[Tree]:
         """Searches each task once, in order, with the worlds and seeds of `play`.
 
         Args:
             config: None takes the config's `search` block.
             score: values of rows, where `config.value` is "model".
+            judge: scores of the last rows of whole episodes, where `config.judge` is "model".
         """
         searcher = Searcher(
             self.engine,
@@ -196,6 +198,7 @@ class Player(Play):
             make_shape(self.config.environment.reward_config, self.config.rewards),
             system=self.system_prompt,
             score=score,
+            judge=judge,
         )
         trees = searcher.run(tasks, [derive(_PLAY, seed, number) for number in range(len(tasks))])
         self.search_stats = searcher.stats

@@ -6,19 +6,28 @@ PreferenceTune(config).run()
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from manus_fast.agent.context import Context
-from manus_fast.data.preferences import Preference, RowPair, load_preferences, preference_rows
+from manus_fast.agent.context import ChatFormat, Context
+from manus_fast.data.preferences import Preference, RowPair, fingerprint, load_preferences, preference_rows
 from manus_fast.envs.base import Environment
-from manus_fast.finetune import FineTuned, PlayedRun, warn_of_skipped
+from manus_fast.finetune import FineTuned, OfflineRun, PlayedRun, warn_of_skipped
 from manus_fast.learn.dpo import DPOObjective
+from manus_fast.learn.offline import OfflineResult
+from manus_fast.learn.reward_model import RewardObjective, accuracy, held_out
+from manus_fast.modeling.load import end_ids
+from manus_fast.player import Play
+from manus_fast.process import prepare_process
+from manus_fast.rewards.model import RewardModel
 from manus_fast.run_config import Config
+from manus_fast.tracking import prepare_folder
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,6 +62,71 @@ class PreferenceTune(PlayedRun):
 
     def extra_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         return {} if self._objective is None else {"reference": self._objective.reference}
+
+
+@dataclass
+class RewardTuned:
+    """How a run that trains a reward model ended."""
+
+    result: OfflineResult
+    accuracy: dict[str, float]
+    """Head → share of the held-out pairs whose chosen side scores higher, with the weights that were kept; empty
+    where nothing was held out."""
+    held_out: int
+    """Pairs."""
+
+
+class RewardTune(OfflineRun):
+    """One run that trains a reward model: the config's model, agent, environment (for its instructions), data,
+    reward_model and training blocks are used. It begins from the decoder of `model.path`.
+
+    Args:
+        config: see run_config.py.
+        model, tokenizer: where they are loaded already; None opens `config.model.path`. The model is copied.
+
+    Raises:
+        ValueError: whatever in the config cannot be served, before anything is trained.
+    """
+
+    validation_name = "held_out_accuracy_rate"
+
+    def __init__(self, config: Config, model: Any = None, tokenizer: Any = None):
+        prepare_process()
+        if config.backend.kind == "fsdp":
+            raise ValueError("backend.kind: expected single or ddp for a reward model, got 'fsdp'")
+        prepare_folder(config.training.output_dir)
+        if model is None:
+            model, tokenizer = config.model.open()
+        self.context = Context(ChatFormat(tokenizer, end_ids(model)), config.agent.context, config.agent.window)
+        self._held: list[RowPair] = []
+        super().__init__(config, config.reward_model, RewardModel.of(model, fingerprint(tokenizer)), tokenizer)
+
+    def run(self, preferences: Iterable[Preference] | None = None) -> RewardTuned:
+        """Trains on `preferences`, or on those that `data.name` names; the model is in `output_dir`/model.
+
+        Raises:
+            ValueError: no dataset, nothing in it to train on, or fewer pairs than a batch.
+        """
+        config, block = self.config, self.config.reward_model
+        system = Play(config).system_prompt
+        pairs = read_pairs(config, preferences, self.context, system, block.max_length)
+        kept, self._held = held_out(pairs, block.held_out)
+        self.validates = bool(self._held)
+        steps = config.training.gradient_accumulation_steps
+        result = self.train(RewardObjective(self.policy, kept, block, self.backend.world_size, steps))
+        found = self._accuracy()
+        if self.ranks.first:
+            record = {"accuracy": found, "pairs": len(kept), "held_out": len(self._held)}
+            (self.folder / "accuracy.json").write_text(json.dumps(record) + "\n")
+        return RewardTuned(result, found, len(self._held))
+
+    def validate(self) -> float:
+        """Accuracy of the outcome head on the held-out pairs, or the step head's where no pair is an episode's."""
+        found = self._accuracy()
+        return found["outcome"] if "outcome" in found else found["step"]
+
+    def _accuracy(self) -> dict[str, float]:
+        return accuracy(self.policy, self._held) if self._held else {}
 
 
 def read_pairs(

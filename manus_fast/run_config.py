@@ -16,6 +16,7 @@ from manus_fast.learn.dpo import DPOConfig
 from manus_fast.learn.expert_iteration import ExpertIterationConfig
 from manus_fast.learn.losses import PPOConfig
 from manus_fast.learn.presets import group_size, preset
+from manus_fast.learn.reward_model import RewardModelConfig
 from manus_fast.learn.schedules import Schedule, schedule
 from manus_fast.learn.sft import SFTConfig
 from manus_fast.modeling.load import load_model
@@ -176,6 +177,7 @@ class Config:
     ppo: PPOConfig = field(default_factory=PPOConfig)
     sft: SFTConfig = field(default_factory=SFTConfig)
     dpo: DPOConfig = field(default_factory=DPOConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     backend: BackendConfig = field(default_factory=BackendConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

@@ -15,6 +15,7 @@ from typing import Any
 from manus_fast.agent.trajectory import Trajectory, build_rows
 from manus_fast.checkpoint import Checkpoint, latest, load, save
 from manus_fast.config import save_config, to_dict
+from manus_fast.data.preferences import check_tokenizer
 from manus_fast.envs.base import Environment, Task
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.learn.advantages import Episodes
@@ -31,6 +32,7 @@ from manus_fast.profile import Phases
 from manus_fast.progress import Progress
 from manus_fast.ranks import connect
 from manus_fast.rewards.episode import EpisodeRewards, Scorer
+from manus_fast.rewards.model import RewardModel
 from manus_fast.rollout.scheduler import RolloutStats
 from manus_fast.rollout.seeds import derive
 from manus_fast.rollout.summary import summarise
@@ -63,7 +65,8 @@ class Trainer:
         config: see run_config.py. The run is written to `config.training.output_dir`.
         model, tokenizer: where they are loaded already; None opens `config.model.path`.
         environment: where it exists already; None makes the one that the config names.
-        reward_model: rows → scores, for the part `reward_model` of `config.rewards`.
+        reward_model: rows → scores, for the part `reward_model` of `config.rewards`; None opens
+            `config.reward_model.path` where that part is asked for.
 
     Raises:
         ValueError: whatever in the config cannot be served, before anything is written or trained.
@@ -93,10 +96,16 @@ class Trainer:
         self.ranks = connect()
         longest = config.rollout.max_traj_tokens
         overlong = (longest, config.ppo.overlong_buffer * longest, config.ppo.overlong_penalty)
+        judge = None
+        if reward_model is None and "reward_model" in config.rewards and config.reward_model.path is not None:
+            judge = RewardModel.load(config.reward_model.path, config.model.place())
+            reward_model = judge.scorer("outcome", probability=config.reward_model.pays == "probability")
         self.rewards = EpisodeRewards(config.rewards, reward_model, overlong)
         self.folder = prepare_folder(training.output_dir)
         if model is None:
             model, tokenizer = config.model.open()
+        if judge is not None:
+            check_tokenizer(judge.tokenizer, tokenizer)
         self.playing = playing_model(model, config.backend, config.model.dtype, self.ranks)
         self.player = Player(config, self.playing, tokenizer, environment, self.ranks)
         self.tokenizer = tokenizer

@@ -8,6 +8,7 @@ import pytest
 from manus_fast import cli
 from manus_fast.checkpoint import latest, load
 from manus_fast.modeling.tiny import make_policy
+from manus_fast.rewards.model import RewardModel
 
 CONFIG = "demo_household"
 SMALL = ["evaluation.tasks=4", "rollout.slots=16", "environment.max_steps=2", "rollout.max_turn_tokens=6"]
@@ -77,6 +78,44 @@ def test_dpo_trains_saves_and_resumes(run, preferences, tmp_path):
     assert train(tmp_path / "cut", "training.resume=true") == 0
     again = [r for r in figures(tmp_path / "cut") if r["step"] > 3][-3:]
     assert [r["dpo/loss"] for r in again] == [r["dpo/loss"] for r in records[3:]]
+
+
+def test_a_reward_model_trains_and_serves_ppo_and_search(run, preferences, tmp_path, capsys):
+    out = tmp_path / "reward"
+    words = ["reward-model", "--config", CONFIG, "--model_path", str(run / "model"), "--output_dir", str(out)]
+    words += ["--dataset_name", str(preferences), "--batch_size", "4", "--learning_rate", "1e-3"]
+    assert cli.main([*words, "reward_model.held_out=0.2", "--save_strategy", "no"]) == 0
+    said = capsys.readouterr().out
+    assert "outcome head: " in said and "step head: " in said and "2 held-out pairs" in said
+    model = RewardModel.load(out)
+    assert model.heads == ("outcome", "step")
+    records = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    # Nothing is preferred at first: ln 2 of Bradley-Terry and ln 2 of the outcomes, for both heads.
+    assert records[0]["reward_model/loss"] == pytest.approx(4 * 0.6931472, abs=1e-4)
+    assert records[0]["reward_model/margin"] == 0
+
+    ppo = ["ppo", "--config", CONFIG, "--model_path", str(run / "model"), "--output_dir", str(tmp_path / "ppo")]
+    ppo += ["--reward_fn", "reward_model", "--num_rollouts", "4", "--batch_size", "4", "--save_strategy", "no", *SMALL]
+    ppo += ["training.total_steps=8", f"reward_model.path={out}"]
+    assert cli.main(ppo) == 0
+    record = json.loads((tmp_path / "ppo" / "metrics.jsonl").read_text().splitlines()[0])
+    assert 0 < record["reward/reward_model"] < 1
+
+    search = ["search", "--config", CONFIG, "--model_path", str(run / "model"), "--output_dir", str(tmp_path / "found")]
+    search += ["--tasks", "2", "--reward_model", str(out), "rollout.max_turn_tokens=6", "environment.max_steps=2"]
+    assert cli.main([*search, "--strategy", "best_of_n", "search.n=3"]) == 0
+    settings = json.loads((tmp_path / "found" / "eval.json").read_text())["settings"]
+    assert settings["search"]["judge"] == "model" and settings["search/scored"] >= 2
+    assert cli.main([*search, "--strategy", "mcts", "--budget_tokens", "60"]) == 0
+    settings = json.loads((tmp_path / "found" / "eval.json").read_text())["settings"]
+    assert settings["search"]["value"] == "model" and settings["search/scored"] > 0
+    capsys.readouterr()
+    assert cli.main([*search, "--strategy", "beam"]) == 2
+    assert "--reward_model: expected --strategy best_of_n, tot, got or mcts" in capsys.readouterr().err
+    make_policy(tmp_path / "other", [WORDS + " more words"], hidden=32, heads=2, kv_heads=1, intermediate=32)
+    ppo[4] = str(tmp_path / "other")
+    assert cli.main(ppo) == 2
+    assert "expected a reward model of the policy's tokenizer" in capsys.readouterr().err
 
 
 def test_mistakes(run, tmp_path, capsys):

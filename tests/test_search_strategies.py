@@ -143,7 +143,7 @@ def tasks(*codes):
     return [Task(f"vault/{number}", "code", "train", {"code": code}) for number, code in enumerate(codes)]
 
 
-def search(codes, environment=None, engine=None, score=None, **options):
+def search(codes, environment=None, engine=None, score=None, judging=None, **options):
     options = {"temperature": 1.0, **options}
     rollout = RolloutConfig(max_turn_tokens=16)
     searcher = Searcher(
@@ -155,6 +155,7 @@ def search(codes, environment=None, engine=None, score=None, **options):
         SearchConfig(**options),
         make_shape(RewardConfig(success_bonus=1.0)),
         score=score,
+        judge=judging,
     )
     trees = searcher.run(tasks(*codes), list(range(7, 7 + len(codes))))
     return trees, searcher
@@ -298,6 +299,33 @@ def test_values_from_the_callable_lead_the_search_and_are_asked_for_in_batches()
         search([code], strategy="tot", value="model")
     with pytest.raises(ValueError, match=r"score: expected .* finite values"):
         search([code], strategy="tot", value="model", score=lambda rows: np.full(len(rows), np.nan))
+
+
+def test_a_judge_chooses_among_episodes_and_is_not_told_which_is_solved():
+    """All of n episodes are played, each distinct one is judged once by its whole row, and the highest score is
+    played: here the one that turns left most, though another opened the vault."""
+    seen = []
+
+    def judge(rows):
+        texts = [TOKENIZER.decode(row.token_ids[row.loss_mask].tolist()) for row in rows]
+        seen.extend(texts)
+        return np.asarray([text.count("turn left") for text in texts], np.float32)
+
+    options = {"strategy": "best_of_n", "n": 12, "judge": "model"}
+    (tree,), searcher = search(["RL"], judging=judge, **options)
+    assert tree.solution is not None and tree.simulations == 12
+    ends = [node for node in tree.nodes if node.closed]
+    assert searcher.stats.scored == len(seen) == len(ends) > 1
+    assert max(text.count("turn left") for text in seen) == actions(tree).count("turn left") > 1
+    assert not tree.trajectory().success
+    (told,), _ = search(["RL"], **options | {"judge": "environment"})
+    assert told.trajectory().success
+    with pytest.raises(ValueError, match=r"search.judge: expected environment without a reward model, got 'model'"):
+        search(["RL"], **options)
+    with pytest.raises(ValueError, match=r"search.strategy: expected best_of_n with search.judge model, got 'mcts'"):
+        SearchConfig(strategy="mcts", judge="model")
+    with pytest.raises(ValueError, match=r"judge: expected \d+ finite values"):
+        search(["RL"], judging=lambda rows: np.full(len(rows), np.nan), **options)
 
 
 def test_the_policys_own_word_is_a_value():

@@ -7,11 +7,13 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 import torch
-from test_search_strategies import TOKENIZER, Dice, search
+from test_search_strategies import FORMAT, TOKENIZER, Dice, search
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from manus_fast.agent.context import Context
 from manus_fast.agent.trajectory import build_rows
 from manus_fast.data.packing import pack
+from manus_fast.data.preferences import fingerprint, preference, preference_rows
 from manus_fast.learn.advantages import Episodes, estimate
 from manus_fast.learn.backend import BackendConfig, make_backend
 from manus_fast.learn.losses import PPOConfig
@@ -59,6 +61,24 @@ def test_siblings_share_their_prompt_and_pairs_prefer_what_led_to_the_solution(t
     with pytest.raises(ValueError, match="margin, per_node"):
         preference_pairs(tree, "", margin=-1)
     json.dumps(pairs)
+
+
+def test_pairs_are_read_by_tokens_or_by_text_with_what_was_sampled_trained(tree):
+    """Both ways give the rows of a rollout: prompt and observations masked, the replies as sampled."""
+    context = Context(FORMAT)
+    name = fingerprint(TOKENIZER)
+    for tokens in (name, "another tokenizer's"):
+        records = json.loads(json.dumps(preference_pairs(tree, "Open.", tokenizer=tokens)))
+        pairs = preference_rows([preference(record) for record in records], context)
+        assert [pair.level for pair in pairs] == ["step", "step"] and pairs[0].outcome == (1.0, 0.0)
+        (chosen,), (rejected,) = pairs[1].chosen, pairs[1].rejected
+        for row, action in ((chosen, "left"), (rejected, "right")):
+            assert TOKENIZER.decode(row.token_ids[row.loss_mask].tolist()).endswith(f"turn {action}<|end|>")
+        if tokens == name:
+            node = by_path(tree)["r"]
+            proposal = next(p for p in node.proposals if p.action == "turn left")
+            assert np.array_equal(chosen.token_ids, [*node.conversation.prompt(), *proposal.ids])
+            assert chosen.turn_id[chosen.loss_mask].tolist() == [1] * len(proposal.ids)
 
 
 def test_sibling_groups_are_a_collection_for_the_policy_gradient(tree):

@@ -72,6 +72,47 @@ def dpo(
     tell(PreferenceTune(settings).run().report, settings)
 
 
+def reward_model(
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    model: ModelPath = None,
+    dataset_name: Pairs = None,
+    env_name: EnvName = None,
+    num_train_epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    per_device_train_batch_size: PerDevice = None,
+    gradient_accumulation_steps: Accumulation = None,
+    learning_rate: LearningRate = None,
+    logging_steps: LoggingSteps = None,
+    save_strategy: SaveStrategy = None,
+    output_dir: OutputDir = None,
+    bf16: BF16 = None,
+    use_wandb: Wandb = None,
+) -> None:
+    """Trains a reward model on preference pairs, for a PPO reward, a search's values or a judge of episodes."""
+    flags = {
+        "model.path": model,
+        "data.name": dataset_name,
+        "environment.name": env_name,
+        "reward_model.epochs": num_train_epochs,
+        "training.gradient_accumulation_steps": gradient_accumulation_steps,
+        "reward_model.batch_size": batch_size_of(batch_size, per_device_train_batch_size, gradient_accumulation_steps),
+        "reward_model.learning_rate": learning_rate,
+        "training.logging_steps": logging_steps,
+        **shared_flags(save_strategy, output_dir, bf16, use_wandb),
+    }
+    settings = load_settings(config, "reward_model_household", flags, overrides)
+    common.prepare()
+    from manus_fast.preference import RewardTune
+    from manus_fast.ranks import connect
+
+    tuned = RewardTune(settings).run()
+    if connect().first:
+        for head, share in tuned.accuracy.items():
+            typer.echo(f"{head} head: {100 * share:.1f} % of {tuned.held_out} held-out pairs in the right order")
+        typer.echo(f"the reward model is in {settings.training.output_dir}/model")
+
+
 def collect(
     overrides: Overrides = None,
     config: ConfigFile = None,

@@ -15,6 +15,7 @@ from manus_fast.errors import UserError
 
 if TYPE_CHECKING:
     from manus_fast.search.base import Tree
+    from manus_fast.search.config import SearchConfig
 
 
 def search(
@@ -40,15 +41,25 @@ def search(
     value_model: Annotated[
         str | None, typer.Option("--value_model", metavar="FOLDER", help="Values from here (search.value=model).")
     ] = None,
+    reward_model: Annotated[
+        str | None,
+        typer.Option(
+            "--reward_model",
+            metavar="FOLDER",
+            help="A reward model judges best_of_n's episodes, or gives any other strategy its values.",
+        ),
+    ] = None,
     fit_values: Annotated[
         str | None, typer.Option("--fit_values", metavar="FOLDER", help="Train a value model on the trees.")
     ] = None,
 ) -> None:
     """Searches each task of a panel once and writes the episodes that the search plays."""
+    from manus_fast.data.preferences import check_tokenizer, fingerprint
     from manus_fast.evaluate import evaluate, make_panel
     from manus_fast.learn import search_values
     from manus_fast.modeling.load import check_model_path
     from manus_fast.player import Player, make_environment
+    from manus_fast.rewards.model import RewardModel
     from manus_fast.run_config import Config
     from manus_fast.search.config import STRATEGIES
     from manus_fast.search.draw import draw as drawing
@@ -59,8 +70,11 @@ def search(
         raise UserError(f"--strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
     file = common.find_config(config, "search_household")
     flags = {"model.path": model, "search.strategy": strategy, "search.budget_tokens": budget}
+    if value_model is not None and reward_model is not None:
+        raise UserError("--value_model: expected none beside --reward_model")
     flags["search.value"] = None if value_model is None else "model"
     settings = Config.load(file, common.overrides(flags, overrides or ()))
+    settings.search, judges = _with_reward_model(settings.search, reward_model)
     if settings.model.path:
         check_model_path(settings.model.path)
     environment = make_environment(settings)
@@ -70,10 +84,18 @@ def search(
     net, tokenizer = settings.model.open()
     player = Player(settings, net, tokenizer, environment)
     score = None if value_model is None else search_values.load_values(net, value_model).value_of()
+    judge = None
+    if reward_model is not None:
+        judging = RewardModel.load(reward_model, net.device)
+        check_tokenizer(judging.tokenizer, tokenizer)
+        if judges:
+            judge = judging.scorer("outcome")
+        else:
+            score = judging.scorer("step", probability=True)
     trees: list[Tree] = []
 
     def play(chosen):
-        trees.extend(player.search(chosen, seed, score=score))
+        trees.extend(player.search(chosen, seed, score=score, judge=judge))
         return [tree.trajectory(env=environment.name) for tree in trees]
 
     report = evaluate(panel, play, settings.model.path)
@@ -94,13 +116,25 @@ def search(
         Path(draw).write_text(drawing(tree))
         typer.echo(f"{draw}: the tree of {tree.task.id}")
     if preferences is not None:
-        pairs = [pair for tree in trees for pair in preference_pairs(tree, player.system_prompt)]
+        name = fingerprint(tokenizer)
+        pairs = [pair for tree in trees for pair in preference_pairs(tree, player.system_prompt, tokenizer=name)]
         Path(preferences).write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
         typer.echo(f"{preferences}: {len(pairs)} pairs")
     if fit_values is not None:
         search_values.save_values(search_values.fit_values(net, trees), fit_values)
         typer.echo(f"{fit_values}: a value model of {sum(len(tree.nodes) for tree in trees)} nodes")
     typer.echo(f"written to {folder}")
+
+
+def _with_reward_model(config: SearchConfig, folder: str | None) -> tuple[SearchConfig, bool]:
+    """The search block of a run with a reward model, and whether that one judges episodes."""
+    if folder is None:
+        return config, False
+    if config.strategy == "best_of_n":
+        return dataclasses.replace(config, judge="model"), True
+    if config.strategy not in ("tot", "got", "mcts"):
+        raise UserError(f"--reward_model: expected --strategy best_of_n, tot, got or mcts, got {config.strategy}")
+    return dataclasses.replace(config, value="model"), False
 
 
 def _worth_drawing(trees: list[Tree]) -> Tree:

@@ -215,6 +215,13 @@ def fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
+def check_tokenizer(name: str, tokenizer: Any) -> None:
+    """Raises ValueError where a reward model of the tokenizer `name` would read another one's ids."""
+    own = fingerprint(tokenizer)
+    if name != own:
+        raise ValueError(f"reward_model.path: expected a reward model of the policy's tokenizer ({own}), got {name}'s")
+
+
 def save_preferences(items: Iterable[Preference], path: str | Path) -> int:
     """Writes preferences.jsonl, whole or not at all, and returns how many lines it has."""
     file = Path(path)

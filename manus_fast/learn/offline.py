@@ -128,8 +128,8 @@ class Objective(Protocol):
         """Adds up the gradient of the mean loss over the items `index`, a mini-batch: this rank's micro-batches of it.
 
         Returns:
-            The rows, statistics [this rank's micro-batches, …] that are summed over micro-batches and ranks, and the flags of
-            `FiniteGuard`.
+            The rows, statistics [this rank's micro-batches, …] that are summed over micro-batches and ranks, and the
+            flags of `FiniteGuard`.
         """
         ...
 
@@ -227,7 +227,6 @@ def _step(
         f"{block}/learning_rate": learning_rate,
         f"{block}/tokens": float(batch.tokens),
         f"{block}/skipped_steps": float(guard.skipped),
-        **{f"{block}/{name}": value for name, value in backend.policy.work.take().items()},
     }
 
 

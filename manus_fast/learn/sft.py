@@ -23,6 +23,7 @@ from manus_fast.learn.backend import Backend
 from manus_fast.learn.minibatch import accumulate
 from manus_fast.learn.offline import Callback, OfflineConfig, OfflineResult, OfflineState, check_count, train_offline
 from manus_fast.learn.policy import ScoreOutput
+from manus_fast.modeling.flops import Work
 
 
 @dataclass
@@ -51,9 +52,11 @@ class SFTObjective:
         self._max_tokens = config.max_tokens
         self._packed = pack(kept, config.share_prefixes)
         self.groups = self._packed.groups
+        self._work: Work | None = None
 
     def accumulate(self, backend: Backend, index: np.ndarray) -> tuple[PackedRows, torch.Tensor, list[torch.Tensor]]:
         batch = self._packed.select(index)
+        self._work = backend.policy.work
         denominator = float(batch.trainable_tokens)
 
         def loss_of(_: PackedRows, output: ScoreOutput) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +67,7 @@ class SFTObjective:
         return batch, parts, flags
 
     def figures(self, totals: torch.Tensor) -> dict[str, float]:
-        return {"loss": float(totals[0])}
+        return {"loss": float(totals[0]), **(self._work.take() if self._work else {})}
 
 
 def train_sft(

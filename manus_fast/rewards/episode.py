@@ -57,7 +57,9 @@ class EpisodeRewards:
     ):
         check_rewards(rewards)
         if "reward_model" in rewards and score is None:
-            raise ValueError("rewards.reward_model: expected a reward model to score with, got none")
+            raise ValueError(
+                "rewards.reward_model: expected a reward model to score with, got none (set reward_model.path)"
+            )
         self._weights = {name: weight for name, weight in rewards.items() if name not in TURN_PARTS}
         self._functions = {name: load_function(name) for name in self._weights if ":" in name}
         self._score = score

@@ -154,9 +154,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Score:
-    """Ask the callable `score` for a node's value. Result: a float."""
+    """Ask the callable `score` for a node's value; with `episode` the callable `judge` for the worth of the whole
+    episode that ends there. Result: a float."""
 
     node: Node
+    episode: bool = False
 
 
 @dataclass(frozen=True)
@@ -263,8 +265,10 @@ class Tree:
             self.solution = node
 
     def finish(self, chosen: Node | None) -> None:
-        """Fixes what is played: the solution, else the strategy's choice, else the best leaf."""
-        self.played = self.solution or chosen or self.best()
+        """Fixes what is played: the solution, else the strategy's choice, else the best leaf. A judge's choice comes
+        before a solution, which it was not told of."""
+        judged = chosen if self.config.judge == "model" else None
+        self.played = judged or self.solution or chosen or self.best()
 
     def trajectory(self, node: Node | None = None, env: str = "", member: int = 0) -> Trajectory:
         """The episode that leads to a node (default: the one that is played), in the form that a rollout has.

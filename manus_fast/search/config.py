@@ -68,6 +68,9 @@ class SearchConfig:
     """What an unfinished path is worth beyond its rewards. reward: nothing; rollout: the return of an episode that
     the policy plays from there; model: the callable `score`; verbal: the policy's own word (sure, likely,
     impossible)."""
+    judge: Literal["environment", "model"] = "environment"
+    """Who chooses among the episodes of best_of_n. environment: what was solved, then the highest return; model: the
+    callable `judge`, which sees the episodes and not what the environment says of them."""
     votes: int = 1
     """Rollouts or verbal judgements averaged for one value."""
     n: int = 8
@@ -99,6 +102,8 @@ class SearchConfig:
         for name in ("budget_tokens", "simulations"):
             if getattr(self, name) is not None and getattr(self, name) < 0:
                 raise ValueError(f"search.{name}: expected null or an integer >= 0, got {getattr(self, name)}")
+        if self.judge == "model" and self.strategy != "best_of_n":
+            raise ValueError(f"search.strategy: expected best_of_n with search.judge model, got {self.strategy!r}")
         if self.refinements < 0:
             raise ValueError(f"search.refinements: expected an integer >= 0, got {self.refinements}")
         if self.temperature is not None and not self.temperature >= 0:

@@ -20,7 +20,7 @@ import numpy as np
 
 from manus_fast.agent.context import Context
 from manus_fast.agent.protocol import Protocol
-from manus_fast.agent.trajectory import Row
+from manus_fast.agent.trajectory import Row, build_rows
 from manus_fast.envs.base import Environment, Task
 from manus_fast.rewards.shaping import Shape
 from manus_fast.rollout import engine as engines
@@ -112,9 +112,11 @@ class Searcher:
         shape: reward parts of a turn, added to the environment's reward; None adds nothing.
         system: system message of every conversation; None: the protocol's, with the environment's instructions.
         score: values of rows, needed where `config.value` is "model".
+        judge: scores of whole episodes' last rows, needed where `config.judge` is "model".
 
     Raises:
-        ValueError: `config.value` is "model" without `score`, or worlds that `config.state` cannot have.
+        ValueError: `config.value` is "model" without `score`, `config.judge` without `judge`, or worlds that
+            `config.state` cannot have.
     """
 
     def __init__(
@@ -128,11 +130,15 @@ class Searcher:
         shape: Shape | None = None,
         system: str | None = None,
         score: ScoreRows | None = None,
+        judge: ScoreRows | None = None,
     ):
+        if config.judge == "model" and judge is None:
+            raise ValueError("search.judge: expected environment without a reward model, got 'model'")
         if config.value == "model" and score is None and config.strategy in ("tot", "got", "mcts"):
             raise ValueError("search.value: expected reward, rollout or verbal without a value model, got 'model'")
         self.engine, self.environment, self.context, self.protocol = engine, environment, context, protocol
-        self.rollout, self.config, self.shape, self.score = rollout, config, shape, score
+        self.rollout, self.config, self.shape = rollout, config, shape
+        self.score, self.judge = score, judge
         self.stats = SearchStats()
         self._system = protocol.system_prompt(environment.instructions) if system is None else system
         self._proposals = Proposals(context, protocol, rollout, engine.max_length)
@@ -140,7 +146,7 @@ class Searcher:
         self._asked: dict[int, _Reply] = {}
         self._stepping: dict[Proposal | Tree, list[tuple[_Run, int]]] = {}
         self._attempts: dict[Proposal | Tree, int] = {}
-        self._scores: list[tuple[_Run, int, Node]] = []
+        self._scores: list[tuple[_Run, int, Score]] = []
         self._strategy: Strategy | None = None
         self._states: States | None = None
         self._waiting: deque[Tree] = deque()
@@ -205,7 +211,8 @@ class Searcher:
         """Goes on with a tree whose answers are all there; several times where they are there at once."""
         while not run.done and run.missing == 0:
             tree = run.tree
-            if tree.error is not None or (tree.solution is not None and self.config.stop_on_success):
+            stops = self.config.stop_on_success and self.config.judge != "model"
+            if tree.error is not None or (tree.solution is not None and stops):
                 self._end(run, None)
                 return
             try:
@@ -249,7 +256,7 @@ class Searcher:
             else:
                 self._send(proposal, proposal.node, proposal.action, run, place)
         elif isinstance(request, Score):
-            self._scores.append((run, place, request.node))
+            self._scores.append((run, place, request))
         else:
             self._question(run, place, request)
 
@@ -343,15 +350,23 @@ class Searcher:
         if not self._scores:
             return
         asked, self._scores = self._scores, []
-        values = np.asarray(self.score([prompt_row(node) for _, _, node in asked]), np.float64)
+        for whole in (False, True):
+            some = [one for one in asked if one[2].episode == whole]
+            if not some:
+                continue
+            if whole:
+                rows = [build_rows([run.tree.trajectory(request.node)])[-1] for run, _, request in some]
+            else:
+                rows = [prompt_row(request.node) for _, _, request in some]
+            values = np.asarray((self.judge if whole else self.score)(rows), np.float64)
+            if values.shape != (len(some),) or not np.isfinite(values).all():
+                raise ValueError(
+                    f"{'judge' if whole else 'score'}: expected {len(some)} finite values, got an array of shape "
+                    f"{list(values.shape)} with {int((~np.isfinite(values)).sum())} that are not finite"
+                )
+            for (run, place, _), value in zip(some, values.tolist(), strict=True):
+                self._answer(run, place, value)
         self.stats.scored += len(asked)
-        if values.shape != (len(asked),) or not np.isfinite(values).all():
-            raise ValueError(
-                f"score: expected {len(asked)} finite values, got an array of shape {list(values.shape)} with "
-                f"{int((~np.isfinite(values)).sum())} that are not finite"
-            )
-        for (run, place, _), value in zip(asked, values.tolist(), strict=True):
-            self._answer(run, place, value)
         for run in dict.fromkeys(run for run, _, _ in asked):
             self._resume(run)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-from manus_fast.search.base import Search, Tree
+from manus_fast.search.base import Node, Score, Search, Tree
 from manus_fast.search.moves import play_out
 
 
@@ -18,13 +18,21 @@ def greedy(tree: Tree) -> Search:
 
 
 def best_of_n(tree: Tree) -> Search:
-    """Sampled episodes, one after the other, `n` of them or as many as the budget gives; the best leaf is played."""
+    """Sampled episodes, one after the other, `n` of them or as many as the budget gives. The best leaf is played, or
+    the episode that the judge scores highest, the first of equals."""
     config = tree.config
+    ends: dict[Node, None] = {}
     for number in itertools.count():
         if tree.exhausted or (not tree.limited and number >= config.n):
-            return None
+            break
         before = tree.tokens
         tree.simulations += 1
-        yield from play_out(tree.root)
+        end = yield from play_out(tree.root)
+        if end.error is None and end is not tree.root:
+            ends[end] = None
         if tree.tokens == before:  # no reply fits: more episodes would say nothing either
-            return None
+            break
+    if config.judge != "model" or not ends:
+        return None
+    scores = yield [Score(end, episode=True) for end in ends]
+    return max(zip(scores, ends, strict=True), key=lambda pair: pair[0])[1]

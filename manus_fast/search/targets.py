@@ -81,13 +81,16 @@ def sibling_episodes(trees: Sequence[Tree]) -> list[Trajectory]:
     return episodes
 
 
-def preference_pairs(tree: Tree, system: str, *, margin: float = 0.0, per_node: int = 1) -> list[dict[str, Any]]:
+def preference_pairs(
+    tree: Tree, system: str, *, margin: float = 0.0, per_node: int = 1, tokenizer: str | None = None
+) -> list[dict[str, Any]]:
     """Records of preferences.jsonl, level "step": at a node, a reply that led to a solution against one that did not.
 
     Args:
         system: the system message that every conversation began with.
         margin: by how much the chosen outcome has to be higher, at least.
         per_node: pairs of one node: the best reply against the `per_node` worst.
+        tokenizer: fingerprint of the policy's (`data.preferences.fingerprint`): the pairs then carry what was sampled.
 
     Raises:
         ValueError: a negative margin, or no pair to a node.
@@ -104,6 +107,7 @@ def preference_pairs(tree: Tree, system: str, *, margin: float = 0.0, per_node: 
             difference = best.outcome - loser.outcome
             if difference < margin:
                 continue
+            sampled = {name: [_sampled(side.proposal)] for name, side in (("chosen", best), ("rejected", loser))}
             pairs.append(
                 {
                     "prompt": messages(best.proposal.node, system),
@@ -113,9 +117,17 @@ def preference_pairs(tree: Tree, system: str, *, margin: float = 0.0, per_node: 
                     "source": f"search/{tree.config.strategy}",
                     "margin": difference,
                     "outcome": [1.0, 0.0],
+                    **({} if tokenizer is None else {"tokens": {"tokenizer": tokenizer, **sampled}}),
                 }
             )
     return pairs
+
+
+def _sampled(proposal: Proposal) -> dict[str, Any]:
+    """A reply after its prompt, in the form of `data.preferences.encode_rows`."""
+    prompt = proposal.node.conversation.prompt()
+    ids = [int(token) for token in (*prompt, *proposal.ids)]
+    return {"ids": ids, "spans": [[len(prompt), len(ids), proposal.node.depth]]}
 
 
 def messages(node: Node, system: str) -> list[dict[str, str]]:
