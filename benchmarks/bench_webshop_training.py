@@ -3,9 +3,9 @@
     python -m benchmarks.bench_webshop_training --seeds 0 --out runs/webshop_training --cpus 0 1
     python -m benchmarks.bench_webshop_training --collect runs/webshop_training --json webshop_training.json
 
-Every policy is measured on the 500 goals of the split test, greedily, each once: mean score and share of score 1. The
-difference of PPO and imitation is paired goal by goal (bootstrap, 95 %). With --control a third policy imitates on for
-as long as PPO took.
+Every policy is measured on the 500 goals of the split test, each once, greedily and at the temperature that PPO samples
+with: mean score and share of score 1. The difference of PPO and imitation is paired goal by goal (bootstrap, 95 %).
+With --control a third policy imitates on for as long as PPO took.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.data_tables import training
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import Stage, run
-from manus_fast.evaluate import Report, compare
+from manus_fast.evaluate import Report, compare, evaluate, make_panel
+from manus_fast.modeling.load import load_model
+from manus_fast.player import Player
+from manus_fast.run_config import Config
 from manus_fast.versions import git_commit
 
 SHAPE = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 4, "intermediate": 128}
@@ -63,12 +67,20 @@ def train(seed: int, out: Path, control: bool, overrides: Sequence[str], shape: 
     config = find_config(None, "demo_webshop")
     stages = run(config, out / f"seed{seed}", seed=seed, control=control, overrides=overrides, shape=shape)
     sft, ppo, *others = stages
+    sampled = [played(stage, config, overrides) for stage in stages[:2]]
     row: dict[str, Any] = {
         "seed": seed,
         "tasks": sft.report.summary.tasks,
         "settings": sft.report.settings,
         **{name: figures(stage) for name, stage in zip(("sft", "ppo", "control"), stages, strict=False)},
         "ppo_minus_sft": difference(sft.report, ppo.report),
+        "sampled": {
+            **{
+                n: {"score": r.summary.score, "success": r.summary.success.rate}
+                for n, r in zip(("sft", "ppo"), sampled, strict=True)
+            },
+            "ppo_minus_sft": difference(*sampled),
+        },
         **({"ppo_minus_control": difference(others[0].report, ppo.report)} if others else {}),
         "seconds": time.monotonic() - began,
         "threads": torch.get_num_threads(),
@@ -79,6 +91,17 @@ def train(seed: int, out: Path, control: bool, overrides: Sequence[str], shape: 
     }
     (out / f"seed{seed}.json").write_text(json.dumps(row, indent=1) + "\n")
     return row
+
+
+def played(stage: Stage, file: Path, overrides: Sequence[str]) -> Report:
+    """The test goals played at the temperature that PPO trains at."""
+    config = Config.load(file, overrides)
+    player = Player(config, *load_model(stage.folder / "model"))
+    panel = make_panel(player.environment, player.environment.splits[-1])
+    report = evaluate(panel, lambda tasks: player.play(tasks, config.rollout.temperature), stage.name)
+    report.settings = {"temperature": config.rollout.temperature, **player.environment.settings}
+    report.save(stage.folder / "eval_sampled.json")
+    return report
 
 
 def figures(stage: Stage) -> dict[str, float]:
@@ -115,11 +138,17 @@ def collect(out: Path) -> dict[str, Any]:
     for name in ("overrides", "shape", "commit", "torch", "settings"):
         if any(row[name] != rows[0][name] for row in rows):
             sys.exit(f"--collect: expected one {name} for all seeds, got {[row[name] for row in rows]}")
-    stages = [name for name in ("sft", "ppo", "control") if all(name in row for row in rows)]
-    means = {
-        name: {figure: statistics.fmean(row[name][figure] for row in rows) for figure in ("score", "success")}
-        for name in stages
-    }
+
+    def mean(parts: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+        names = [name for name in ("sft", "ppo", "control") if all(name in part for part in parts)]
+        return {
+            name: {figure: statistics.fmean(part[name][figure] for part in parts) for figure in ("score", "success")}
+            for name in names
+        }
+
+    means = {"greedy": mean(rows)}
+    if all("sampled" in row for row in rows):
+        means["sampled"] = mean([row["sampled"] for row in rows])
     first = rows[0]
     words = ["--seeds", *(str(row["seed"]) for row in rows)]
     other = [f"{name}={size}" for name, size in first["shape"].items() if SHAPE.get(name) != size]
@@ -134,16 +163,8 @@ def collect(out: Path) -> dict[str, Any]:
 
 
 def show(record: dict[str, Any]) -> None:
-    print(f"{'seed':>6} {'SFT':>14} {'PPO':>14} {'score +':>26} {'success + (per cent)':>30}")
-    for row in record["rows"]:
-        cells = [f"{row[name]['score']:.3f} {100 * row[name]['success']:6.1f}%" for name in ("sft", "ppo")]
-        score, success = (row["ppo_minus_sft"][name] for name in ("score", "success"))
-        cells.append(f"{score['difference']:+.3f} ({score['low']:+.3f} to {score['high']:+.3f})")
-        points = [100 * success[name] for name in ("difference", "low", "high")]
-        cells.append(f"{points[0]:+.1f} ({points[1]:+.1f} to {points[2]:+.1f})")
-        print(f"{row['seed']:>6} {cells[0]:>14} {cells[1]:>14} {cells[2]:>26} {cells[3]:>30}")
-    for name, mean in record["mean"].items():
-        print(f"mean {name}: score {mean['score']:.3f}, success {100 * mean['success']:.1f} %")
+    for line in training(record)[3:]:
+        print(line)
 
 
 if __name__ == "__main__":

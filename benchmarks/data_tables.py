@@ -66,25 +66,32 @@ def memory(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def training(record: dict[str, Any]) -> list[str]:
-    """Imitation and PPO by seed, with intervals."""
+    """Imitation and PPO by seed, with intervals; sampled play too where it was measured."""
+    plays = list(record["mean"])
     lines = [
-        f"Mean score, and success (score 1), on the {record['tasks']} test goals, played greedily;",
-        f"{record['threads']} threads a seed; `{record['command']}` at commit {record['commit']}.",
+        f"Mean score, and success (score 1), on the {record['tasks']} test goals; {record['threads']} threads a seed;",
+        f"`{record['command']}` at commit {record['commit']}.",
         "",
-        "| seed | imitation | PPO | score, difference (95 %) | success, points (95 %) | seconds |",
+        "| seed, play | imitation | PPO | score, difference (95 %) | success, points (95 %) | seconds |",
         "|---|---|---|---|---|---|",
     ]
     for row in record["rows"]:
-        cells = [f"{row[name]['score']:.3f}, {100 * row[name]['success']:.1f} %" for name in ("sft", "ppo")]
-        found = row["ppo_minus_sft"]
-        score = [f"{found['score'][name]:+.3f}" for name in ("difference", "low", "high")]
-        points = [f"{100 * found['success'][name]:+.1f}" for name in ("difference", "low", "high")]
-        cells += [f"{low[0]} ({low[1]} to {low[2]})" for low in (score, points)]
         seconds = f"{row['sft']['seconds']:.0f} + {row['ppo']['seconds']:.0f}"
-        lines.append(f"| {row['seed']} | {' | '.join(cells)} | {seconds} |")
-    mean = {name: f"{r['score']:.3f}, {100 * r['success']:.1f} %" for name, r in record["mean"].items()}
-    lines.append(f"| mean | {mean['sft']} | {mean['ppo']} | | | |")
+        for play in plays:
+            figures = row if play == "greedy" else row[play]
+            lines.append(f"| {row['seed']}, {play} | {_compared(figures)} | {seconds} |")
+    for play in plays:
+        mean = {n: f"{r['score']:.3f}, {100 * r['success']:.1f} %" for n, r in record["mean"][play].items()}
+        lines.append(f"| mean, {play} | {mean['sft']} | {mean['ppo']} | | | |")
     return lines
+
+
+def _compared(row: dict[str, Any]) -> str:
+    cells = [f"{row[name]['score']:.3f}, {100 * row[name]['success']:.1f} %" for name in ("sft", "ppo")]
+    found = row["ppo_minus_sft"]
+    score = [f"{found['score'][name]:+.3f}" for name in ("difference", "low", "high")]
+    points = [f"{100 * found['success'][name]:+.1f}" for name in ("difference", "low", "high")]
+    return " | ".join([*cells, *(f"{values[0]} ({values[1]} to {values[2]})" for values in (score, points))])
 
 
 Blocks = dict[tuple[str, str], tuple[str, Callable[[Any], list[str]]]]

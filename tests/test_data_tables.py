@@ -19,15 +19,18 @@ def test_training_by_hand():
     stage = {"score": 0.5, "success": 0.25, "seconds": 100.4}
     better = {"score": 0.75, "success": 0.5, "seconds": 200.0}
     interval = {"difference": 0.25, "low": 0.2, "high": 0.3}
-    row = {"seed": 3, "sft": stage, "ppo": better, "ppo_minus_sft": {"score": interval, "success": interval}}
-    record = {"tasks": 500, "command": "run", "commit": "abc", "threads": 2, "rows": [row],
-              "mean": {"sft": stage, "ppo": better}}  # fmt: skip
-    lines = data_tables.training(record)
-    assert (
-        lines[-2]
-        == "| 3 | 0.500, 25.0 % | 0.750, 50.0 % | +0.250 (+0.200 to +0.300) | +25.0 (+20.0 to +30.0) | 100 + 200 |"
-    )
-    assert lines[-1] == "| mean | 0.500, 25.0 % | 0.750, 50.0 % | | | |"
+    row = {"sft": stage, "ppo": better, "ppo_minus_sft": {"score": interval, "success": interval}}
+    mean = {"sft": stage, "ppo": better}
+    rows = [{"seed": 3, "sampled": row, **row}]
+    record = {"tasks": 500, "command": "run", "commit": "abc", "threads": 2, "rows": rows}
+    record["mean"] = {"greedy": mean, "sampled": mean}
+    figures = "0.500, 25.0 % | 0.750, 50.0 %"
+    found = f"{figures} | +0.250 (+0.200 to +0.300) | +25.0 (+20.0 to +30.0) | 100 + 200"
+    assert data_tables.training(record)[-4:] == [
+        f"| 3, greedy | {found} |", f"| 3, sampled | {found} |",
+        f"| mean, greedy | {figures} | | | |", f"| mean, sampled | {figures} | | | |",
+    ]  # fmt: skip
+    assert len(data_tables.training({**record, "mean": {"greedy": mean}})) == len(data_tables.training(record)) - 2
 
 
 def test_throughput_by_hand():
