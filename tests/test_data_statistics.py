@@ -99,3 +99,28 @@ def test_a_histogram_by_hand():
     assert histogram([1, 1, 2, 4]) == {"1": 2, "2": 1, "3": 0, "4": 1}
     assert histogram([*range(99), 10_000]) == {f"{n}–{n + 9}": 10 for n in range(0, 90, 10)} | {"90+": 10}
     assert histogram([]) == {}
+
+
+def pair(chosen, rejected, **more):
+    return {"prompt": [{"role": "user", "content": "see"}], "chosen": chosen, "rejected": rejected, **more}
+
+
+def test_preference_pairs_are_shown_and_counted(tmp_path, capsys, monkeypatch):
+    long = [{"role": "assistant", "content": "Act: a"}, {"role": "user", "content": "ok"},
+            {"role": "assistant", "content": "Act: b"}]  # fmt: skip
+    rows = [pair("Act: look", "Act: jump", source="people"), pair(long, long[:1]), pair("x", "x"), {"chosen": "a"}]
+    file = tmp_path / "preferences.jsonl"
+    file.write_text("{\n" + "".join(json.dumps(r) + "\n" for r in rows))
+    assert main(["data", "stats", str(file)]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["pairs"], figures["levels"]) == (2, {"step": 1, "trajectory": 1})
+    assert figures["sources"] == {"people": 1, "unnamed": 1}
+    assert figures["replies"]["chosen"]["mean"] == 1.5 and figures["replies"]["rejected"]["max"] == 1
+    assert figures["characters"]["chosen"] == {"mean": 11.5, "min": 9, "median": 14, "p95": 14, "max": 14}
+    assert figures["dropped"] == {"another schema": 1, "chosen equals rejected": 1, "truncated JSON": 1}
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["data", "show", str(file)]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[32mAct: look" in shown and "\x1b[31mAct: jump" in shown and "people (step)" in shown
+    assert main(["data", "stats", str(file), "--plot", str(tmp_path / "x.svg")]) == 2
+    assert "expected conversations, got preference pairs" in capsys.readouterr().err

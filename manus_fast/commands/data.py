@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,7 @@ from manus_fast.errors import UserError
 
 if TYPE_CHECKING:
     from manus_fast.agent.context import ChatFormat
+    from manus_fast.data.preferences import Preference
 
 app = typer.Typer(help="Builds, shows and counts training data.", no_args_is_help=True)
 
@@ -64,15 +65,27 @@ def show(
     ] = None,
     streaming: Streaming = False,
 ) -> None:
-    """Prints conversations with what is trained on in green."""
+    """Prints conversations with what is trained on in green; of preference pairs the rejected side in red."""
     from rich.console import Console
     from rich.text import Text
 
     from manus_fast.agent.protocol import Protocol
     from manus_fast.data.load import load_conversations
+    from manus_fast.data.preferences import holds_preferences, load_preferences
     from manus_fast.data.react import message_rows, spans
 
     console, dropped, shown = Console(), Counter(), 0
+    if holds_preferences(name, streaming):
+        for pair in islice(load_preferences(name, dropped, streaming), limit):
+            console.print(Text(_visible(f"{pair.source or 'pair'} ({pair.level})"), "bold"))
+            for title, side, colour in _sides(pair):
+                console.print(Text(title, "dim"))
+                for message in side:
+                    style = colour if message["role"] == "assistant" and message.get("trainable", True) else ""
+                    text = Text(_visible(message["content"]), style)
+                    console.print(Text(f"{message['role']}: ", "dim"), text, sep="", soft_wrap=True)
+        _skipped(dropped)
+        return
     chat = None if model is None else _chat_format(model)
     items = load_conversations(name, dropped, None if raw else Protocol(), streaming=streaming)
     for item in islice(items, limit):
@@ -100,13 +113,21 @@ def stats(
     plot: Annotated[str | None, typer.Option("--plot", help="SVG file for a picture of the figures.")] = None,
     streaming: Streaming = False,
 ) -> None:
-    """Counts conversations, turns, lengths, forms of action, sources and domains, and the rows that were skipped."""
+    """Counts conversations, turns, lengths, forms of action, sources and domains, and the rows that were skipped; of
+    preference pairs levels, sources and lengths of each side."""
     from manus_fast.agent.protocol import Protocol
     from manus_fast.data.load import load_conversations
-    from manus_fast.data.statistics import Statistics
+    from manus_fast.data.preferences import holds_preferences, load_preferences
+    from manus_fast.data.statistics import Statistics, preference_figures
 
     if plot is not None and (not plot.endswith(".svg") or not Path(plot).resolve().parent.is_dir()):
         raise UserError(f"--plot: expected an .svg file in a folder that exists, got {plot!r}")
+    if holds_preferences(name, streaming):
+        if plot is not None:
+            raise UserError(f"--plot: expected conversations, got preference pairs in {name!r}")
+        dropped: Counter[str] = Counter()
+        typer.echo(json.dumps(preference_figures(load_preferences(name, dropped, streaming), dropped), indent=2))
+        return
     statistics = Statistics(Protocol())
     statistics.take(load_conversations(name, statistics.dropped, streaming=streaming))
     if plot is not None:
@@ -125,6 +146,10 @@ def _source(word: str) -> tuple[str, float]:
         return name, float(weight)
     except ValueError as error:
         raise UserError(f"data build: expected DATA or DATA=WEIGHT, got {word!r}") from error
+
+
+def _sides(pair: Preference) -> tuple[tuple[str, list[dict[str, Any]], str], ...]:
+    return ("prompt", pair.prompt, ""), ("chosen", pair.chosen, "green"), ("rejected", pair.rejected, "red")
 
 
 def _chat_format(model: str) -> ChatFormat:

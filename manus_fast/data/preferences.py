@@ -66,16 +66,27 @@ class RowPair:
         return sum(len(row) for row in (*self.chosen, *self.rejected))
 
 
-def load_preferences(name: str, dropped: Counter[str]) -> Iterator[Preference]:
+def holds_preferences(name: str, streaming: bool = False) -> bool:
+    """Whether the first record of a dataset that can be parsed has a chosen and a rejected side.
+
+    Raises:
+        ValueError: as `load_preferences`.
+    """
+    record = next((r for r in read_records(name, streaming=streaming) if not isinstance(r, MalformedRow)), None)
+    return isinstance(record, Mapping) and {"chosen", "rejected"} <= set(record)
+
+
+def load_preferences(name: str, dropped: Counter[str], streaming: bool = False) -> Iterator[Preference]:
     """The preferences of a JSONL, JSON or parquet file, a folder of them or a hub dataset, in order.
 
     Args:
         dropped: counts the rows that are no preference, by reason.
+        streaming: read a hub dataset row by row, instead of from the cache that it is loaded into.
 
     Raises:
         ValueError: no such file, or an unknown kind of file.
     """
-    for record in read_records(name):
+    for record in read_records(name, streaming=streaming):
         try:
             if isinstance(record, MalformedRow):
                 raise record

@@ -10,6 +10,7 @@ from typing import Any
 
 from manus_fast.agent.protocol import Protocol
 from manus_fast.data.normalise import form_of, normalise
+from manus_fast.data.preferences import Preference
 from manus_fast.data.schema import Conversation, MalformedRow
 
 
@@ -88,6 +89,31 @@ class Statistics:
                 "",
             ]
         )
+
+
+def preference_figures(items: Iterable[Preference], dropped: Counter[str]) -> dict[str, Any]:
+    """Counts of preference pairs: levels, sources, replies and characters of each side. `dropped` is read at the end,
+    when the pairs have been."""
+    levels: Counter[str] = Counter()
+    sources: Counter[str] = Counter()
+    replies: dict[str, list[int]] = {"chosen": [], "rejected": []}
+    characters: dict[str, list[int]] = {"prompt": [], "chosen": [], "rejected": []}
+    for item in items:
+        levels[item.level] += 1
+        sources[item.source or "unnamed"] += 1
+        for side in characters:
+            messages = getattr(item, side)
+            characters[side].append(sum(len(message["content"]) for message in messages))
+            if side in replies:
+                replies[side].append(sum(message["role"] == "assistant" for message in messages))
+    return {
+        "pairs": levels.total(),
+        "levels": dict(levels.most_common()),
+        "sources": dict(sources.most_common()),
+        "replies": {side: spread(values) for side, values in replies.items()},
+        "characters": {side: spread(values) for side, values in characters.items()},
+        "dropped": dict(sorted(dropped.items())),
+    }
 
 
 _BARS, _BINS = 10, 10
