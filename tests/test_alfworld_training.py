@@ -1,4 +1,4 @@
-"""Training on ALFWorld's games: `configs/ppo_alfworld.yaml` with either engine, and past whatever goes wrong.
+"""Training on ALFWorld's games with the shipped configs: SFT, then PPO with either engine, past whatever goes wrong.
 
 A policy of a few thousand weights plays a few turns. Needs torch as well as the package alfworld.
 """
@@ -27,7 +27,7 @@ from manus_fast.run_config import Config
 from manus_fast.trainer import Trainer
 
 pytestmark = pytest.mark.alfworld
-CONFIG = Path(__file__).resolve().parent.parent / "configs" / "ppo_alfworld.yaml"
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 SMALL = [
     "model.dtype=float32",
     "model.gradient_checkpointing=false",
@@ -70,7 +70,7 @@ def model(games, tmp_path_factory):
     ]
     settings += ["data.demonstrations=4", "sft.epochs=40", "sft.batch_size=2", "sft.learning_rate=3e-3"]
     settings += [f"model.path={folder / 'new'}", f"training.output_dir={folder / 'sft'}"]
-    config = Config.load(CONFIG, settings)
+    config = Config.load(CONFIGS / "sft_alfworld.yaml", settings)
     environment = make_environment(config)
     shape = {"hidden": 64, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 64}
     make_small_policy(config, environment, folder / "new", shape=shape)
@@ -81,7 +81,7 @@ def model(games, tmp_path_factory):
 def train(model, data, out, *more):
     """Runs the shipped config at a small size; returns the records of its iterations and its episodes."""
     settings = [f"model.path={model}", f"environment.options.data_path={data}", f"training.output_dir={out}"]
-    Trainer(Config.load(CONFIG, [*SMALL, *settings, *more])).run()
+    Trainer(Config.load(CONFIGS / "ppo_alfworld.yaml", [*SMALL, *settings, *more])).run()
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     episodes = [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
     return [record for record in records if "policy/loss" in record], episodes
