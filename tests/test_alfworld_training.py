@@ -48,7 +48,7 @@ SMALL = [
 @pytest.fixture(scope="module")
 def games(tmp_path_factory):
     path = tmp_path_factory.mktemp("games")
-    make_games(path, {"train": 4, "valid_unseen": 2}, seed=41)
+    make_games(path, {"train": 4, "valid_seen": 2, "valid_unseen": 2}, seed=41)
     return path
 
 
