@@ -151,5 +151,6 @@ def read_pairs(
     pairs = preference_rows(items, context, system, max_length=max_length, dropped=dropped)
     warn_of_skipped(dropped)
     if not pairs:
-        raise ValueError(f"data.name: expected at least one preference pair to train on, got none in {name!r}")
+        place = "the preferences given" if name is None else repr(name)
+        raise ValueError(f"data.name: expected at least one preference pair to train on, got none in {place}")
     return pairs
