@@ -105,7 +105,7 @@ class Play:
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
         rollout_config = dataclasses.replace(self.config.rollout, temperature=temperature)
-        envs = environment.make_async(min(rollout_config.slots, len(specs)))
+        envs = environment.make_async(min(rollout_config.episodes, len(specs)))
         try:
             rollout = Rollout(
                 self.engine,

@@ -129,8 +129,7 @@ class Trainer:
             reference=reference,
             dump_folder=self.folder / "skipped",
         )
-        rollout = config.rollout
-        warn_of_truncated_sampling(rollout.correction, rollout.top_p, rollout.top_k, rollout.min_p)
+        self._looked_at_ratio = False
         self.rate = schedule(training.learning_rate, "training.learning_rate")
         self.counters = Counters()
         self.empty = EmptySteps(config.ppo.max_empty_steps)
@@ -235,6 +234,7 @@ class Trainer:
                 learning_rate=self.rate.at(self.progress),
                 planned=self.config.training.num_rollouts,
             )
+        self._look_at_ratio(stats)
         with self.phases("load"):
             self.player.load(self.policy.named_weights(), self.counters.iteration + 1)
         counters = self.counters
@@ -257,6 +257,13 @@ class Trainer:
     def describe(self, played: Selection) -> tuple[list[Trajectory], dict[str, float]]:
         """What a person is shown of an iteration: episodes, and figures of how they came about."""
         return played.trajectories, self.player.stats.metrics()
+
+    def _look_at_ratio(self, stats: dict[str, float]) -> None:
+        """After the first update of the process: says where truncated sampling biases the weights, and by how much."""
+        if not self._looked_at_ratio and self.ranks.first:
+            rollout, measured = self.config.rollout, stats.get("correction/ratio_mean")
+            warn_of_truncated_sampling(rollout.correction, rollout.top_p, rollout.top_k, rollout.min_p, measured)
+        self._looked_at_ratio = True
 
     def evaluate(self) -> Report:
         """Plays the validation panel."""

@@ -73,7 +73,13 @@ def test_agreement_needs_no_weight():
     assert importance_weights(packed, "token_truncate")[1]["correction/changed_share"] == 0.0
 
 
-def test_truncated_sampling_is_warned_of():
+def test_truncated_sampling_is_warned_of(caplog):
+    """A policy (0.5, 0.3, 0.2) at top_p 0.8 draws from (0.625, 0.375): every ratio is the kept mass."""
+    packed = batch([[0.8, 0.8, 0.8]])
+    measured = importance_weights(packed, "token_truncate")[1]["correction/ratio_mean"]
+    assert measured == pytest.approx(0.8)
+    assert warn_of_truncated_sampling("token_truncate", 0.8, 0, 0.0, measured)
+    assert "by a mean ratio of 0.800 where 1 was expected" in caplog.text
     assert warn_of_truncated_sampling("token_truncate", 0.9, 0, 0.0)
     assert not warn_of_truncated_sampling("none", 0.9, 0, 0.0)
     assert not warn_of_truncated_sampling("token_truncate", 1.0, 0, 0.0)

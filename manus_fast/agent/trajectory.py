@@ -31,7 +31,9 @@ class Turn:
     observation: str = ""
     """What the agent saw before this reply (without prompt decoration): the anchor of GiGPO's step groups."""
     version: int = 0
-    """Policy version that sampled `ids`."""
+    """Policy version that sampled the first of `ids`."""
+    versions: np.ndarray | None = None
+    """int32 [S]: the version of each of them, where they differ; None: all of `version`."""
     text: str = ""
     thought: str = ""
     action: str = ""
@@ -109,6 +111,7 @@ class Trajectory:
             for name in ("prompt_ids", "ids"):
                 record[name] = [int(i) for i in record[name]]
             record["log_probs"] = [round(float(x), 6) for x in record["log_probs"]]
+            record["versions"] = None if turn.versions is None else turn.versions.tolist()
             turns.append(record)
         return {
             "schema": SCHEMA,
@@ -143,6 +146,8 @@ class Trajectory:
             item["prompt_ids"] = np.asarray(item["prompt_ids"], np.int32)
             item["ids"] = np.asarray(item["ids"], np.int32)
             item["log_probs"] = np.asarray(item["log_probs"], np.float32)
+            if item.get("versions") is not None:
+                item["versions"] = np.asarray(item["versions"], np.int32)
             turns.append(Turn(**item))
         derived = {"schema", "valid", "reward", "reward_parts", "turns"}
         return cls(turns=turns, **{k: v for k, v in record.items() if k not in derived})

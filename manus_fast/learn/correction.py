@@ -41,8 +41,8 @@ def importance_weights(packed: PackedRows, mode: str) -> tuple[torch.Tensor | No
         mode: one of MODES.
 
     Returns:
-        The weights, and "correction/…": mean and largest |old - sampled|, 95th percentile of the ratio, effective
-        sample size as a share of the tokens, share of tokens whose weight the mode changed.
+        The weights, and "correction/…": mean and largest |old - sampled|, mean and 95th percentile of the ratio,
+        effective sample size as a share of the tokens, share of tokens whose weight the mode changed.
     """
     check_mode(mode)
     where = packed.trainable
@@ -59,6 +59,7 @@ def importance_weights(packed: PackedRows, mode: str) -> tuple[torch.Tensor | No
         plain = _plain(log_ratio, packed.row[where], packed.rows, mode)
         metrics = {
             "correction/gap_mean": float(gap[usable].abs().mean()),
+            "correction/ratio_mean": float(seen.mean()),
             "correction/gap_max": float(gap[usable].abs().max()),
             "correction/ratio_p95": float(seen.kthvalue(max(1, round(0.95 * len(seen)))).values),
             "correction/effective_share": float(seen.sum() ** 2 / (len(seen) * seen.square().sum())),
@@ -75,15 +76,24 @@ def check_mode(mode: str) -> None:
         raise ValueError(f"rollout.correction: expected one of {', '.join(MODES)}, got {mode!r}")
 
 
-def warn_of_truncated_sampling(mode: str, top_p: float, top_k: int, min_p: float) -> bool:
-    """Warns, and returns True, where a correction is on while sampling leaves tokens out: the ratio is then biased by
-    the mass that was left out (a mean of 0.9 at top_p 0.9), which no weight can undo."""
+def warn_of_truncated_sampling(
+    mode: str, top_p: float, top_k: int, min_p: float, measured: float | None = None
+) -> bool:
+    """Warns, and returns True, where a correction is on while sampling leaves tokens out: the mean ratio is then the
+    mass that was kept (about 0.9 at top_p 0.9) instead of 1, which no weight can undo.
+
+    Args:
+        mode: one of MODES.
+        top_p, top_k, min_p: of the sampling.
+        measured: the mean ratio of a collection; None where none was measured.
+    """
     truncated = top_p < 1.0 or top_k > 0 or min_p > 0.0
     if mode != "none" and truncated:
+        seen = "" if measured is None else f", by a mean ratio of {measured:.3f} where 1 was expected"
         log.warning(
             "rollout.correction is %r while sampling leaves tokens out (top_p %g, top_k %d, min_p %g): the weights are "
-            "biased; use top_p 1, top_k 0 and min_p 0 for training rollouts",
-            mode, top_p, top_k, min_p,
+            "biased%s; use top_p 1, top_k 0 and min_p 0 for training rollouts",
+            mode, top_p, top_k, min_p, seen,
         )  # fmt: skip
         return True
     return False

@@ -7,6 +7,7 @@ of an episode (run seed, iteration, group, member, turn) and the weights only, n
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -42,7 +43,10 @@ class RolloutConfig:
     sleep: int = 0
     """What the engine gives back while the weights are updated: 0 nothing, 1 its cache, 2 its weights too."""
     slots: int = 64
-    """Episodes that run at the same time, per process."""
+    """Requests that the engine samples at the same time, per process."""
+    oversubscription: float = 1.0
+    """Episodes under way for each slot: above 1 where worlds are slow, so that slots decode for one episode while
+    another waits for its world."""
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: float = 1.0
@@ -60,13 +64,15 @@ class RolloutConfig:
     cut_is_format_failure: bool = False
     """Whether a reply that a token limit cut counts against format and action."""
     staleness: int = 0
-    """Policy versions that sampled tokens may lag behind the update; 0 is strictly on policy."""
+    """Policy versions that sampled tokens may lag behind the update; 0 is strictly on policy. Every episode is played
+    to its end before the update, so that no token lags, whatever the bound."""
     correction: str = "token_truncate"
     """Correction of the difference between sampling and training policy."""
 
     def __post_init__(self) -> None:
         for name, low in (
             ("slots", 1),
+            ("oversubscription", 1),
             ("max_turn_tokens", 1),
             ("max_traj_tokens", 1),
             ("max_length", 2),
@@ -83,6 +89,11 @@ class RolloutConfig:
             raise ValueError(f"rollout.top_p: expected a number in (0, 1], got {self.top_p}")
         if not 0 <= self.min_p < 1:
             raise ValueError(f"rollout.min_p: expected a number in [0, 1), got {self.min_p}")
+
+    @property
+    def episodes(self) -> int:
+        """Episodes that are under way at the same time, per process."""
+        return math.ceil(self.slots * self.oversubscription)
 
 
 @dataclass(frozen=True)
@@ -171,7 +182,7 @@ class Rollout:
 
     Args:
         engine: what samples; see rollout/engine.py.
-        envs: the worlds; `min(config.slots, envs.slots)` of them are used.
+        envs: the worlds; `min(config.episodes, envs.slots)` of them are used.
         environment: whose tasks are played: its name, instructions and step limit.
         context: chat format and how much of an episode each prompt shows.
         protocol: prompt text and parser.
@@ -202,7 +213,7 @@ class Rollout:
         self._system = protocol.system_prompt(environment.instructions) if system is None else system
         self._playing: dict[int, _Episode] = {}  # by slot
         self._asked: dict[int, int] = {}  # request id -> slot
-        self._stepping = 0  # slots that wait for their environment
+        self._stepping: set[int] = set()  # slots that wait for their environment
         self._waiting: deque[int] = deque()
         self._specs: Sequence[EpisodeSpec] = ()
         self._done: list[Trajectory | None] = []
@@ -221,7 +232,9 @@ class Rollout:
         self._specs, self._done, self._on_done = specs, [None] * len(specs), on_done
         self._waiting = deque(range(len(specs)))
         begin = time.perf_counter()
-        for slot in range(min(self.config.slots, self.envs.slots, len(specs))):
+        while self._stepping:  # what an interrupted call had asked its worlds is no answer to this one
+            self._stepping.difference_update(slot for slot, _ in self.envs.poll(_WAIT))
+        for slot in range(min(self.config.episodes, self.envs.slots, len(specs))):
             self._start(slot, self._waiting.popleft())
         try:
             while self._playing:
@@ -230,9 +243,10 @@ class Rollout:
         finally:
             for id in self._asked:  # only after an exception: nothing may go on generating
                 self.engine.abort(id)
+            for episode in self._playing.values():
+                self.engine.end_session(episode.session)
             self._asked.clear()
             self._playing.clear()
-            self._stepping = 0
         self.stats.seconds = time.perf_counter() - begin
         return list(self._done)
 
@@ -243,7 +257,7 @@ class Rollout:
         answers = self.envs.poll(0.0 if self._asked else _WAIT)
         self.stats.env_seconds += time.perf_counter() - begin
         for slot, result in answers:
-            self._stepping -= 1
+            self._stepping.discard(slot)
             self._on_answer(slot, result)
 
     def _poll_engine(self) -> None:
@@ -272,7 +286,7 @@ class Rollout:
         )
         self._playing[slot] = _Episode(index, spec, next(NUMBERS), trajectory, attempt)
         self.envs.send_reset(slot, task, spec.seed)
-        self._stepping += 1
+        self._stepping.add(slot)
 
     def _on_answer(self, slot: int, result: StepResult) -> None:
         """An environment answered a reset or a step."""
@@ -375,6 +389,7 @@ class Rollout:
             finish_reason=completion.finish_reason,
             observation=episode.observation,
             version=completion.version,
+            versions=completion.versions,
             text=text,
             thought=parsed.thought,
             action=parsed.action,
@@ -388,7 +403,7 @@ class Rollout:
         self.stats.cut_turns += cut
         self.stats.sampled_tokens += turn.sampled_tokens
         self.envs.send_step(slot, turn.action)
-        self._stepping += 1
+        self._stepping.add(slot)
 
     def _fail(self, slot: int, error: str) -> None:
         episode = self._playing[slot]

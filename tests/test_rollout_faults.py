@@ -1,0 +1,134 @@
+"""What breaks while episodes are played costs the episode at fault and no other: it is tried once more, then masked and
+counted."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from faulty_world import FaultyCorridor
+from test_scheduler import RIGHT, Corridor, Scripted, World, always, rollout, spec
+
+from manus_fast.agent.trajectory import build_rows
+from manus_fast.envs.base import InlineEnvs, Task
+from manus_fast.envs.pool import WorkerPool
+from manus_fast.rollout.scheduler import EpisodeSpec, RolloutConfig
+
+
+def test_worlds_that_hang_and_workers_that_die():
+    names = ["walk", "hang", "walk", "die", "walk", "walk", "walk", "walk"]
+    specs = [EpisodeSpec(Task(f"{name}-{i}", "walk", "train", {"goal": 4}), 0, i, 0) for i, name in enumerate(names)]
+    envs = WorkerPool(FaultyCorridor, slots=4, step_timeout=0.5)
+    began = time.monotonic()
+    try:
+        play = rollout(Scripted(always(RIGHT)), envs=envs)
+        done = play.collect(specs)
+    finally:
+        envs.close()
+    assert time.monotonic() - began < 30  # not the minute that the world would have taken
+    assert [t.valid for t in done] == [not name.startswith(("hang", "die")) for name in names]
+    assert "ran longer than 0.5 s" in done[1].error and math.isnan(done[1].reward) and not done[1].success
+    assert done[3].error.startswith("environment: ") and math.isnan(done[3].reward)
+    assert all(t.success and len(t.turns) == 4 for t in done if t.valid)
+    stats = play.stats
+    assert (stats.episodes, stats.failed, stats.retried, stats.invalid) == (8, 4, 2, 2)
+    assert {row.episode for row in build_rows(done)} == {0, 2, 4, 5, 6, 7}
+
+
+class Deaf(Scripted):
+    """An engine that does not hear of aborts and breaks down at one of its polls."""
+
+    def __init__(self, reply, breaks_at):
+        super().__init__(reply)
+        self.polls, self.breaks_at = 0, breaks_at
+
+    def abort(self, id):
+        self.aborted.append(id)
+
+    def poll(self, timeout):
+        self.polls += 1
+        if self.polls == self.breaks_at:
+            raise RuntimeError("engine: 3 steps in a row failed")
+        return super().poll(timeout)
+
+
+@pytest.mark.parametrize("breaks_at", [1, 4, 9])
+def test_a_collection_after_one_that_broke_takes_nothing_of_it(breaks_at):
+    batch = Corridor(3)
+    engine = Deaf(always("Think: back\nAct: go left"), breaks_at)
+    play = rollout(engine, slots=3, envs=InlineEnvs(batch))
+    with pytest.raises(RuntimeError, match="3 steps in a row"):
+        play.collect([spec(member=i) for i in range(6)])
+    before = len(engine.requests)
+    open_sessions = {r.session for r in engine.requests} - set(engine.ended)
+    assert not open_sessions  # no cache is kept for an episode that will not go on
+    engine.reply = always(RIGHT)
+    for later in (play, rollout(engine, slots=3, envs=InlineEnvs(Corridor(3)))):
+        done = later.collect([spec(goal=g, member=g) for g in (1, 2, 3, 2)])
+        assert [len(t.turns) for t in done] == [1, 2, 3, 2] and all(t.success for t in done)
+        assert [t.turns[0].observation for t in done] == [f"You are at 0 of {g}." for g in (1, 2, 3, 2)]
+        assert later.stats.turns == 8 and later.stats.failed == 0
+    assert len(engine.requests) - before == 16
+    assert len({r.id for r in engine.requests}) == len(engine.requests)
+
+
+def test_an_engine_that_fails_some_requests_loses_those_episodes_only():
+    engine = Scripted(lambda request: (RIGHT, "error" if request.seed in broken else "stop"))
+    broken = set()
+    play = rollout(engine, slots=4)
+    specs = [spec(goal=2, group=i, seed=i) for i in range(8)]
+    play.collect(specs[3:4])
+    broken = {engine.requests[-1].seed}  # the second turn of one episode, at every attempt
+    done = play.collect(specs)
+    assert [t.valid for t in done] == [i != 3 for i in range(8)] and done[3].error == "engine: out of memory"
+    assert (play.stats.failed, play.stats.retried, play.stats.invalid) == (2, 1, 1)
+
+
+def test_oversubscribed_slots_keep_the_engine_busy_while_worlds_are_slow():
+    class Slow(InlineEnvs):
+        """Each answer is there at the fourth poll after it was asked for."""
+
+        def __init__(self, batch):
+            super().__init__(batch)
+            self.clock, self.late = 0, []
+
+        def poll(self, timeout):
+            self.clock += 1
+            self.late += [(self.clock + 3, answer) for answer in super().poll(timeout)]
+            ready = [answer for due, answer in self.late if due <= self.clock]
+            self.late = [(due, answer) for due, answer in self.late if due > self.clock]
+            return ready
+
+    def waits(oversubscription):
+        engine, idle = Scripted(always(RIGHT)), []
+        whole = engine.poll
+
+        def poll(timeout):
+            idle.append(not engine.waiting)
+            return whole(timeout)
+
+        engine.poll = poll
+        envs = Slow(Corridor(8))
+        play = rollout(engine, slots=2, envs=envs, oversubscription=oversubscription, world=World(max_steps=8))
+        done = play.collect([spec(goal=4, member=i) for i in range(12)])
+        assert all(t.success and len(t.turns) == 4 for t in done) and [t.member for t in done] == list(range(12))
+        return envs.clock
+
+    assert waits(3.0) < 0.6 * waits(1.0)
+    assert RolloutConfig(slots=3, oversubscription=1.5).episodes == 5
+    with pytest.raises(ValueError, match=r"rollout\.oversubscription: expected a number >= 1, got 0.5"):
+        RolloutConfig(oversubscription=0.5)
+
+
+def test_versions_of_tokens_are_kept_with_their_turn():
+    class Updated(Scripted):
+        def poll(self, timeout):
+            completions = super().poll(timeout)
+            for completion in completions:
+                completion.versions = np.arange(len(completion.ids), dtype=np.int32)
+            return completions
+
+    (t,) = rollout(Updated(always(RIGHT))).collect([spec(goal=1)])
+    np.testing.assert_array_equal(t.turns[0].versions, range(len(t.turns[0].ids)))
+    again = type(t).from_json(t.to_json())
+    np.testing.assert_array_equal(again.turns[0].versions, t.turns[0].versions)
