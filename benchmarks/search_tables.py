@@ -25,7 +25,7 @@ def blocks() -> dict[str, list[str]]:
     files = {
         "panel": "search_panel.json",
         "prefixes": "prefixes.json",
-        "expert": "expert_rounds.json",
+        "expert": "expert_iteration.json",
         "speed": "search_cpu.json",
     }
     there = {name: RESULTS / file for name, file in files.items() if (RESULTS / file).is_file()}

@@ -50,8 +50,9 @@ def _search(record: dict[str, Any]) -> list[str]:
     rows = record["rows"]
     budgets = list(rows[0]["solved"])
     lines = [
-        f"Search with the demo's SFT policy: per cent of {rows[0]['tasks']} tasks of {record['split']} solved within a",
-        f"number of generated tokens a task (`{record['command']}`). `docs/search.md` says what each strategy does.",
+        f"Search with an earlier demo's SFT policy: per cent of {rows[0]['tasks']} tasks of {record['split']} solved",
+        f"within a number of generated tokens a task (`{record['command']}`). `docs/search.md` says what each",
+        "strategy does.",
         "",
         "| strategy | temperature | " + " | ".join(budgets) + " | tokens used | turns played |",
         "|---|---|" + "---|" * (len(budgets) + 2),
