@@ -5,11 +5,13 @@
     python -m benchmarks.bench_preferences --merge --out runs/bench_preferences --json preferences.json
 
 A seed is one process with a policy of its own, which plays training tasks `--members` times each; successes against
-failures of a task are the pairs. DPO and the reward model learn from the same pairs. On a panel of valid_unseen, which
-nothing is chosen by, the start and the DPO policy play greedily; the start also plays `--n` sampled episodes a task, of
-which the reward model chooses one without being told which is solved. An episode of this world ends when its task is
-solved, so that length tells much; `shortest` chooses by length alone, `mean` takes any of the n, `oracle` is told.
-Each is compared with the start's greedy play, task by task (paired bootstrap).
+failures of a task are the pairs. The reward model learns from whole episodes, DPO from the first replies in which they
+differ (`--level step`): a failure is most of the time a success's way and then some, and pushing all of it down
+unlearns what both have in common. On a panel of valid_unseen, which nothing is chosen by, the start and the DPO policy
+play greedily; the start also plays `--n` sampled episodes a task, of which the reward model chooses one without being
+told which is solved. An episode of this world ends when its task is solved, so that length tells much: `shortest`
+chooses by length alone, `mean` takes any of the n, `oracle` is told. Each is compared with the start's greedy play,
+task by task (paired bootstrap).
 """
 
 from __future__ import annotations
@@ -40,13 +42,16 @@ from manus_fast.preference import PreferenceTune, RewardTune
 from manus_fast.run_config import Config
 from manus_fast.versions import git_commit
 
+_NAMED = ("tasks", "members", "per_task", "level", "steps_per_task", "n", "panel")
+
 # What DPO and the reward model of a policy this small take; the shipped configs are for language models.
 SETTINGS = (
     "dpo.batch_size=32",
-    "dpo.epochs=3",
-    "dpo.learning_rate.start=2.0e-4",
-    "dpo.eval_every=25",
-    "dpo.patience=4",
+    "dpo.epochs=2",
+    "dpo.learning_rate.start=1.0e-4",
+    "dpo.sft_coef=0.5",
+    "dpo.eval_every=12",
+    "dpo.patience=null",
     "reward_model.batch_size=32",
     "reward_model.epochs=3",
     "reward_model.learning_rate.start=1.0e-3",
@@ -62,9 +67,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="run", help="of the folder and record, to tell variants apart")
     parser.add_argument("--start", action="store_true", help="make the imitating policies that the rest begins with")
     parser.add_argument("--sft_seconds", type=float, default=240.0, help="of imitation at most, with --start")
-    parser.add_argument("--tasks", type=int, default=400, help="training tasks that give pairs")
+    parser.add_argument("--tasks", type=int, default=500, help="training tasks that give pairs")
     parser.add_argument("--members", type=int, default=8, help="episodes of each")
-    parser.add_argument("--per_task", type=int, default=4, help="most pairs of each")
+    parser.add_argument("--per_task", type=int, default=4, help="most pairs of episodes of each")
+    parser.add_argument("--level", default="step", help="of DPO's pairs: step or trajectory")
+    parser.add_argument("--steps_per_task", type=int, default=12, help="most of DPO's pairs of each")
     parser.add_argument("--n", type=int, default=4, help="episodes that a judge chooses from")
     parser.add_argument("--panel", type=int, default=512, help="tasks of valid_unseen")
     parser.add_argument("--threads", type=int, default=2)
@@ -104,7 +111,7 @@ def learn(root: Path, seed: int, arguments: argparse.Namespace) -> None:
         "torch": torch.__version__,
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "arguments": {name: getattr(arguments, name) for name in ("tasks", "members", "per_task", "n", "panel")},
+        "arguments": {name: getattr(arguments, name) for name in _NAMED},
         "overrides": list(arguments.overrides),
         "dpo": dataclasses.asdict(settings.dpo),
         "reward_model": dataclasses.asdict(settings.reward_model),
@@ -133,14 +140,14 @@ def learn(root: Path, seed: int, arguments: argparse.Namespace) -> None:
     tasks = training_tasks(environment.tasks("train"), seen + arguments.tasks, seed)[seen:]
     episodes = player.collect(tasks, 0, arguments.members)
     dropped: Counter[str] = Counter()
-    pairs = episode_pairs(episodes, fingerprint(tokenizer), per_task=arguments.per_task, seed=seed, dropped=dropped)
+    name = fingerprint(tokenizer)
+    pairs = episode_pairs(episodes, name, per_task=arguments.per_task, seed=seed, dropped=dropped)
+    most = arguments.steps_per_task
+    replies = episode_pairs(episodes, name, level=arguments.level, per_task=most, seed=seed)
     save_preferences(pairs, folder / "preferences.jsonl")
-    row |= {
-        "episodes": len(episodes),
-        "sampled_success": _rate(episodes),
-        "pairs": len(pairs),
-        "dropped": dict(dropped),
-    }
+    save_preferences(replies, folder / "preferences_dpo.jsonl")
+    row |= {"episodes": len(episodes), "sampled_success": _rate(episodes), "dropped": dict(dropped)}
+    row |= {"pairs": len(pairs), "dpo_pairs": len(replies)}
     note("pairs")
 
     rewarded = RewardTune(config("reward_model"), model, tokenizer)
@@ -171,7 +178,7 @@ def learn(root: Path, seed: int, arguments: argparse.Namespace) -> None:
 
     # Last, for it trains the very weights that played so far.
     tune = PreferenceTune(settings, model, tokenizer, environment)
-    trained = tune.run(pairs)
+    trained = tune.run(replies)
     row["dpo"] = {"steps": trained.result.steps, "kept": trained.result.best_step, "valid_seen": trained.result.history}
     note("dpo_training")
     note("dpo", measured(tune.player, environment))
@@ -206,7 +213,8 @@ def line(row: dict[str, Any]) -> str:
         found = row["against_start"][name]
         points = " to ".join(f"{100 * found[end]:+.1f}" for end in ("low", "high"))
         cells.append(f"{100 * row['success'][name]:.1f} ({100 * found['difference']:+.1f}, {points})")
-    return f"| {row['seed']} | {' | '.join(cells)} | {100 * row['success']['mean']:.1f} | {row['pairs']} |"
+    cells += [f"{100 * row['success']['mean']:.1f}", str(row["pairs"]), str(row["dpo_pairs"])]
+    return f"| {row['seed']} | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":
