@@ -99,11 +99,11 @@ $(ALFWORLD)/.stamp: $(STAMPS)/venv
 	$(PYTHON) -m venv $(ALFWORLD)
 	PATH="$(abspath $(ALFWORLD))/bin:$$PATH" $(ALFWORLD)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt \
 	  "alfworld>=0.4" pytest pytest-timeout hypothesis
-	@site='import sysconfig; print(sysconfig.get_paths()["purelib"])' && \
-	$(BIN)/python -c "$$site" > "$$($(ALFWORLD)/bin/python -c "$$site")/after.pth"
 	@touch $@
 
 test-alfworld: $(STAMPS)/build $(ALFWORLD)/.stamp
+	@site='import sysconfig; print(sysconfig.get_paths()["purelib"])' && \
+	$(BIN)/python -c "$$site" > "$$($(ALFWORLD)/bin/python -c "$$site")/after.pth"
 	$(ALFWORLD)/bin/python -m pytest -q tests/test_alfworld_*.py $(PYTEST_ARGS)
 
 # vLLM for CPUs, in an environment of its own and without the packages that only its servers and larger models need.
