@@ -36,6 +36,7 @@ SMALL = [
     "training.total_steps=1",
     "training.learning_rate=1e-3",
     "training.save_strategy=no",
+    *(["model.dtype=bfloat16"] if torch.cuda.is_available() else []),
 ]
 
 
