@@ -7,11 +7,12 @@
 A seed is one process with a policy of its own, which plays training tasks `--members` times each; successes against
 failures of a task are the pairs. The reward model learns from whole episodes, DPO from the first replies in which they
 differ (`--level step`): a failure is most of the time a success's way and then some, and pushing all of it down
-unlearns what both have in common. On a panel of valid_unseen, which nothing is chosen by, the start and the DPO policy
-play greedily; the start also plays `--n` sampled episodes a task, of which the reward model chooses one without being
-told which is solved. An episode of this world ends when its task is solved, so that length tells much: `shortest`
-chooses by length alone, `mean` takes any of the n, `oracle` is told. Each is compared with the start's greedy play,
-task by task (paired bootstrap).
+unlearns what both have in common. With `--level search` its pairs come from tree search over the same tasks instead.
+On a panel of valid_unseen, which nothing is chosen by, the start and the DPO policy play greedily; the start also
+plays `--n` sampled episodes a task, of which the reward model chooses one without being told which is solved. An
+episode of this world ends when its task is solved, so that length tells much: `shortest` chooses by length alone,
+`mean` takes any of the n, `oracle` is told. Each is compared with the start's greedy play, task by task (paired
+bootstrap).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ import torch
 from benchmarks.bench_expert_iteration import measured, start
 from manus_fast.agent.trajectory import Trajectory, build_rows
 from manus_fast.commands.common import find_config, prepare
-from manus_fast.data.preferences import fingerprint, save_preferences
+from manus_fast.data.preferences import fingerprint, preference, save_preferences
 from manus_fast.data.rollout_pairs import episode_pairs
 from manus_fast.evaluate import Report, compare, evaluate, make_panel
 from manus_fast.finetune import training_tasks
@@ -40,15 +41,18 @@ from manus_fast.modeling.load import load_model
 from manus_fast.player import Player
 from manus_fast.preference import PreferenceTune, RewardTune
 from manus_fast.run_config import Config
+from manus_fast.search.config import SearchConfig
+from manus_fast.search.targets import preference_pairs
 from manus_fast.versions import git_commit
 
-_NAMED = ("tasks", "members", "per_task", "level", "steps_per_task", "n", "panel")
+_NAMED = ("tasks", "members", "per_task", "level", "budget_tokens", "steps_per_task", "n", "panel")
 
 # What DPO and the reward model of a policy this small take; the shipped configs are for language models.
 SETTINGS = (
     "dpo.batch_size=32",
     "dpo.epochs=2",
-    "dpo.learning_rate.start=1.0e-4",
+    "dpo.learning_rate.start=5.0e-5",
+    "dpo.beta=0.5",
     "dpo.sft_coef=0.5",
     "dpo.eval_every=12",
     "dpo.patience=null",
@@ -70,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", type=int, default=500, help="training tasks that give pairs")
     parser.add_argument("--members", type=int, default=8, help="episodes of each")
     parser.add_argument("--per_task", type=int, default=4, help="most pairs of episodes of each")
-    parser.add_argument("--level", default="step", help="of DPO's pairs: step or trajectory")
+    parser.add_argument("--level", default="step", help="of DPO's pairs: step, trajectory, or search")
+    parser.add_argument("--budget_tokens", type=int, default=600, help="of a search, with --level search")
     parser.add_argument("--steps_per_task", type=int, default=12, help="most of DPO's pairs of each")
     parser.add_argument("--n", type=int, default=4, help="episodes that a judge chooses from")
     parser.add_argument("--panel", type=int, default=512, help="tasks of valid_unseen")
@@ -142,8 +147,13 @@ def learn(root: Path, seed: int, arguments: argparse.Namespace) -> None:
     dropped: Counter[str] = Counter()
     name = fingerprint(tokenizer)
     pairs = episode_pairs(episodes, name, per_task=arguments.per_task, seed=seed, dropped=dropped)
-    most = arguments.steps_per_task
-    replies = episode_pairs(episodes, name, level=arguments.level, per_task=most, seed=seed)
+    if arguments.level == "search":
+        sought = SearchConfig(strategy="mcts", budget_tokens=arguments.budget_tokens, temperature=1.0)
+        found = [preference_pairs(t, player.system_prompt, tokenizer=name) for t in player.search(tasks, 1, sought)]
+        replies = [preference(pair) for pairs_of_tree in found for pair in pairs_of_tree]
+    else:
+        most = arguments.steps_per_task
+        replies = episode_pairs(episodes, name, level=arguments.level, per_task=most, seed=seed)
     save_preferences(pairs, folder / "preferences.jsonl")
     save_preferences(replies, folder / "preferences_dpo.jsonl")
     row |= {"episodes": len(episodes), "sampled_success": _rate(episodes), "dropped": dict(dropped)}
