@@ -148,7 +148,7 @@ def learn(root: Path, seed: int, arguments: argparse.Namespace) -> None:
     name = fingerprint(tokenizer)
     pairs = episode_pairs(episodes, name, per_task=arguments.per_task, seed=seed, dropped=dropped)
     if arguments.level == "search":
-        sought = SearchConfig(strategy="mcts", budget_tokens=arguments.budget_tokens, temperature=1.0)
+        sought = SearchConfig("mcts", arguments.budget_tokens, temperature=1.0, stop_on_success=False)
         found = [preference_pairs(t, player.system_prompt, tokenizer=name) for t in player.search(tasks, 1, sought)]
         replies = [preference(pair) for pairs_of_tree in found for pair in pairs_of_tree]
     else:
