@@ -26,7 +26,7 @@ import torch
 from benchmarks.seeds import add_arguments, over_seeds, side_by_side
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import Demo, Stage
-from manus_fast.evaluate import compare
+from manus_fast.evaluate import Report, compare
 from manus_fast.versions import git_commit
 
 # Seconds that a PPO run takes to start and to measure itself at its end, which its time limit does not count.
@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     add_arguments(parser)
     parser.add_argument("--output_dir", default="runs/bench_demo", help="one folder a seed is made in it")
     parser.add_argument("--json", default=None, help="where the rows go")
+    parser.add_argument("--reuse_sft", action="store_true", help="take the imitating policies that lie in output_dir")
     parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)
     began = time.monotonic()
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         for seed, sft in zip(arguments.seeds, imitating, strict=True)
     ]
     record = {
-        "command": f"python -m benchmarks.bench_demo --seeds {' '.join(map(str, arguments.seeds))}",
+        "command": f"python -m benchmarks.bench_demo --seeds {' '.join(map(str, arguments.seeds))}"
+        + (" --reuse_sft" if arguments.reuse_sft else ""),
         "commit": git_commit(),
         "torch": torch.__version__,
         "cpus": os.cpu_count(),
@@ -77,8 +79,12 @@ def demo(arguments: argparse.Namespace, seed: int) -> Demo:
 
 
 def imitate(arguments: argparse.Namespace, seed: int) -> Stage:
-    """The policy that both arms begin with."""
-    return demo(arguments, seed).imitate()
+    """The policy that both arms begin with: a new one, or that of an earlier run which was interrupted later on."""
+    if not arguments.reuse_sft:
+        return demo(arguments, seed).imitate()
+    folder = Path(arguments.output_dir) / f"seed{seed}" / "sft"
+    last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    return Stage("SFT", folder, last["time"], Report.load(folder / "eval_unseen.json"))
 
 
 def go_on(arguments: argparse.Namespace, item: tuple[int, str]) -> Stage:
