@@ -28,6 +28,8 @@ def section() -> str:
         parts += _ops(json.loads((RESULTS / "h200.json").read_text()))
     if (RESULTS / "demo.json").is_file():
         parts += _demo(json.loads((RESULTS / "demo.json").read_text()))
+    if (RESULTS / "update.json").is_file():
+        parts += _update(json.loads((RESULTS / "update.json").read_text()))
     if (RESULTS / "webshop_training.json").is_file():
         parts += _webshop(json.loads((RESULTS / "webshop_training.json").read_text()))
     if (RESULTS / "search_panel.json").is_file():
@@ -113,8 +115,8 @@ def _ops(rows: list[dict[str, Any]]) -> list[str]:
 def _demo(record: dict[str, Any]) -> list[str]:
     tasks = record["rows"][0]["tasks"]
     lines = [
-        f"The demo on {record['cpus']} CPU cores: success in per cent on the {tasks} tasks of valid_unseen",
-        f"(`{record['command']}`).",
+        f"The demo, {record['jobs']} runs side by side on {record['cpus']} CPU cores: success in per cent on the",
+        f"{tasks} tasks of valid_unseen (`{record['command']}`).",
         "",
         "| seed | SFT | PPO | SFT continued for PPO's time | PPO - SFT | PPO - control |",
         "|---|---|---|---|---|---|",
@@ -122,6 +124,23 @@ def _demo(record: dict[str, Any]) -> list[str]:
     for row in [*record["rows"], {"seed": "mean", **record["mean"]}]:
         numbers = (row[name] for name in ("sft", "ppo", "control", "ppo_minus_sft", "ppo_minus_control"))
         lines.append(f"| {row['seed']} | " + " | ".join(f"{100 * number:.1f}" for number in numbers) + " |")
+    return [*lines, ""]
+
+
+def _update(rows: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "One update (old log-probs, forward, backward, AdamW) of a 1.5B Qwen2 with random weights on one",
+        f"{rows[0]['device']} (`python -m benchmarks.bench_update`); MFU against the chip's nominal bf16 peak.",
+        "",
+        "| rows | trainer | ms | tokens/s | MFU, per cent | peak GiB |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        if row["pass"] == "update":
+            lines.append(
+                f"| {row['case']} | {row['backend']} | {row['ms']:,.0f} | {row['tokens_per_s']:,} | {row['mfu']:.1f} "
+                f"| {row['peak_mib'] / 1024:.1f} |"
+            )
     return [*lines, ""]
 
 
