@@ -11,6 +11,7 @@ torchrun, deepspeed. Every rank plays its share of the episodes; then each is to
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,5 +93,14 @@ def connect() -> Ranks:
         kinds = "cpu:gloo,cuda:nccl"
     if not dist.is_initialized():
         dist.init_process_group(kinds, timeout=_PATIENCE)
+        atexit.register(_leave)
     _joined = Ranks(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=_PATIENCE))
     return _joined
+
+
+def _leave() -> None:
+    """Ends the groups before the interpreter does: a gloo thread that still waits at exit aborts the process."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
