@@ -53,6 +53,7 @@ from manus_fast.process import prepare_process
 from manus_fast.rewards.shaping import make_shape
 from manus_fast.rollout.engine import Request
 from manus_fast.rollout.engines.vllm import VLLMEngine
+from manus_fast.rollout.engines.vllm_core import core_request
 from manus_fast.rollout.scheduler import EpisodeSpec, Rollout, RolloutConfig
 from manus_fast.rollout.seeds import derive, episode_seed
 
@@ -227,7 +228,6 @@ class Setting:
 def replay(engine: VLLMEngine, stream: ScriptedLengths, slots: int, seeds: bool) -> float:
     """Seconds that vLLM alone takes for the recorded requests."""
     from vllm import SamplingParams
-    from vllm.v1.engine import EngineCoreRequest
 
     chains: dict[int, deque] = defaultdict(deque)
     for number, request in enumerate(stream.asked):
@@ -242,19 +242,8 @@ def replay(engine: VLLMEngine, stream: ScriptedLengths, slots: int, seeds: bool)
             detokenize=False,
             skip_clone=True,
         )
-        chains[request.session].append(
-            EngineCoreRequest(
-                request_id=f"replay-{seeds}-{number}",
-                prompt_token_ids=request.prompt_ids.tolist(),
-                mm_features=None,
-                sampling_params=sampling,
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
-            )
-        )
+        name = f"replay-{seeds}-{number}"
+        chains[request.session].append(core_request(name, request.prompt_ids, sampling))
     waiting, running, client = deque(chains.values()), {}, engine._client
     client.reset_prefix_cache()
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import time
 import weakref
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -25,7 +24,7 @@ import torch
 
 from manus_fast.rollout.engine import Completion, Request, check_request, empty_completion
 from manus_fast.rollout.engines.vllm_core import cache_bytes as bytes_for
-from manus_fast.rollout.engines.vllm_core import check_installed, open_core
+from manus_fast.rollout.engines.vllm_core import check_installed, core_request, open_core
 from manus_fast.rollout.engines.vllm_weights import InPlaceWeights
 
 log = logging.getLogger("manus_fast.rollout")
@@ -138,7 +137,6 @@ class VLLMEngine:
             RuntimeError: the engine is closed.
         """
         from vllm import SamplingParams
-        from vllm.v1.engine import EngineCoreRequest
 
         self._check_open()
         check_request(request, self._vocab)
@@ -163,19 +161,7 @@ class VLLMEngine:
         )
         self._running[name] = _Running(request.id, self.version)
         self._names[request.id] = name
-        self._client.add_request(
-            EngineCoreRequest(
-                request_id=name,
-                prompt_token_ids=request.prompt_ids.tolist(),
-                mm_features=None,
-                sampling_params=sampling,
-                pooling_params=None,
-                arrival_time=time.time(),
-                lora_request=None,
-                cache_salt=None,
-                data_parallel_rank=None,
-            )
-        )
+        self._client.add_request(core_request(name, request.prompt_ids, sampling))
 
     def abort(self, id: int) -> None:
         """Ends a request early: it completes with what was sampled so far. An id that is done is ignored."""

@@ -11,9 +11,11 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 
 VERSIONS = ((0, 26), (0, 28))
@@ -118,6 +120,23 @@ def open_core(model: Any, options: dict[str, Any]) -> Any:
         shutil.rmtree(folder, ignore_errors=True)
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
+
+
+def core_request(name: str, prompt_ids: np.ndarray, sampling: Any) -> Any:
+    """vLLM's EngineCoreRequest for int [L] token ids and SamplingParams, under a name it has never seen."""
+    from vllm.v1.engine import EngineCoreRequest
+
+    return EngineCoreRequest(
+        request_id=name,
+        prompt_token_ids=prompt_ids.tolist(),
+        mm_features=None,
+        sampling_params=sampling,
+        pooling_params=None,
+        arrival_time=time.time(),
+        lora_request=None,
+        cache_salt=None,
+        data_parallel_rank=None,
+    )
 
 
 @contextlib.contextmanager
