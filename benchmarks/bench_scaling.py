@@ -3,7 +3,7 @@
     manus-fast demo                                                     # leaves runs/demo/sft/model
     python -m benchmarks.bench_scaling --model runs/demo/sft/model --ranks 1 2 4 --json benchmarks/results/scaling.json
     python -m benchmarks.bench_scaling --model smollm2 --ranks 1 2 --config ppo_household model.dtype=bfloat16
-    python -m benchmarks.bench_scaling --random qwen2-1.5b --ranks 1 2 backend.kind=fsdp backend.zero_stage=3
+    python -m benchmarks.bench_scaling --ranks 1 2 --random qwen2-1.5b backend.kind=fsdp backend.zero_stage=3
 
 Each number of ranks runs `manus-fast ppo` for `--seconds` with the same config, seeds and global batch (strong
 scaling), a GPU a rank, or on the CPU a process a rank. Figures are means over the iterations after the first, in which
