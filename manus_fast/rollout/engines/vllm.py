@@ -6,8 +6,8 @@
 
 It drives vLLM's engine core directly: token ids in, token ids and sampled log-probabilities out, no tokenizer, no
 text, no server. Prompts share cached prefixes across turns and episodes. New weights are copied in place from the
-trainer's own tensors, and every cached prefix is forgotten. Supported: vLLM 0.26 to 0.28 (vllm_core.VERSIONS); one
-process, no tensor parallelism, unquantised weights.
+trainer's own tensors, and every cached prefix is forgotten. Supported: vLLM 0.26 to 0.28 (vllm_core.VERSIONS); an
+engine for each rank, no tensor parallelism, unquantised weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from manus_fast.rollout.engine import Completion, Request, check_request, empty_completion
 from manus_fast.rollout.engines.vllm_core import cache_bytes as bytes_for
-from manus_fast.rollout.engines.vllm_core import check_installed, core_request, open_core
+from manus_fast.rollout.engines.vllm_core import check_installed, core_request, open_core, several_ranks
 from manus_fast.rollout.engines.vllm_weights import InPlaceWeights
 
 log = logging.getLogger("manus_fast.rollout")
@@ -53,8 +53,8 @@ class VLLMEngine:
         max_batch_tokens: tokens of one forward call; longer prompts are computed in pieces.
 
     Raises:
-        ValueError: no vLLM of a supported version, more than one process, a limit below 1, an end id outside the
-            vocabulary, a cache that cannot hold one sequence.
+        ValueError: no vLLM of a supported version, a limit below 1, an end id outside the vocabulary, a cache that
+            cannot hold one sequence; with several ranks a second engine, since closing the first ends their channels.
     """
 
     def __init__(
@@ -117,6 +117,8 @@ class VLLMEngine:
             options["gpu_memory_utilization"] = 0.9 * free / total
         self._can_sleep = can_sleep or device.type != "cuda"
         earlier = _open() if _open is not None else None
+        if earlier is not None and not earlier._closed and several_ranks():
+            raise ValueError("rollout.engine: expected one vllm engine in a process of several ranks, got a second")
         if earlier is not None:
             earlier.close()
         self._client = open_core(model, options)
@@ -296,7 +298,8 @@ class VLLMEngine:
             self._awake = True
 
     def close(self) -> None:
-        """Ends vLLM and frees what it holds; the engine can't be used afterwards. Idempotent."""
+        """Ends vLLM and frees what it holds; the engine can't be used afterwards, nor with several ranks their process
+        group, which vLLM ends too. Idempotent."""
         if not self._closed:
             self._closed = True
             self._client.shutdown()

