@@ -58,10 +58,8 @@ def test_no_task_is_on_both_sides(tmp_path_factory, first, second, share, seed):
 
 
 def test_the_share_of_tasks_for_validation():
-    items = [Conversation(f"task_{n}", "a", "b", []) for n in range(4000)]
-    share = sum(is_valid(item, 0.2, 0) for item in items) / len(items)
+    share = sum(is_valid(f"task_{n}", 0.2, 0) for n in range(4000)) / 4000
     assert share == pytest.approx(0.2, abs=0.025)  # four standard deviations
-    assert is_valid(items[0], 0.2, 0) == is_valid(Conversation("other", "c", "d", [], "task_0"), 0.2, 0)
 
 
 def test_the_report_says_what_was_dropped_and_what_it_is_like(tmp_path):

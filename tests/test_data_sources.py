@@ -8,7 +8,6 @@ import pytest
 from manus_fast.agent.protocol import Protocol
 from manus_fast.agent.trajectory import SCHEMA
 from manus_fast.cli import main
-from manus_fast.data.build import is_valid
 from manus_fast.data.load import load_conversations
 from manus_fast.data.schema import MAX_CONTENT
 from manus_fast.data.sources import read_row
@@ -79,8 +78,7 @@ def test_solved_rollouts_are_conversations():
     item = read_row(episode())
     assert (item.id, item.source, item.domain, item.task) == ("a-1", "rollouts", "e-commerce", "webshop/3")
     assert [m["trainable"] for m in item.messages] == [False, True, False, False, False, True]
-    other = read_row(episode(id="a-2"))
-    assert all(is_valid(item, 0.5, seed) == is_valid(other, 0.5, seed) for seed in range(20))  # one task, one side
+    assert read_row(episode(id="a-2")).task == item.task  # both on one side of a split
 
 
 @pytest.mark.parametrize(

@@ -35,20 +35,25 @@ def build(
     max_turns: Annotated[int, typer.Option("--max_turns", help="Longest conversation, in replies.")] = 100,
     max_chars: Annotated[int, typer.Option("--max_chars", help="Longest conversation, in characters.")] = 100_000,
     similarity: Annotated[float, typer.Option("--similarity", help="From which two are near duplicates.")] = 0.9,
-    style: Annotated[str, typer.Option("--style", help="react, tags or act.")] = "react",
+    style: Annotated[str, typer.Option("--style", help="react, tags, act; none: as it is.")] = "react",
     seed: Annotated[int, typer.Option("--seed", help="Of the mix and the split.")] = 0,
     streaming: Streaming = False,
     keep_repeated_ids: Annotated[
         bool, typer.Option("--keep_repeated_ids", help="Keep conversations whose id came before in a file.")
     ] = False,
+    chosen: Annotated[
+        bool, typer.Option("--chosen", help="Take the chosen sides of preference pairs as conversations.")
+    ] = False,
 ) -> None:
-    """Mixes datasets by weight, drops malformed rows and near duplicates, splits by task, and says what was dropped."""
+    """Mixes datasets by weight, drops malformed rows and near duplicates, splits by task, and says what was dropped.
+    The datasets hold conversations, or all of them preference pairs."""
     from manus_fast.agent.protocol import Protocol
     from manus_fast.data.build import BuildConfig
     from manus_fast.data.build import build as make
 
-    config = BuildConfig(valid, max_turns, max_chars, similarity, seed, streaming, keep_repeated_ids)
-    report = make([_source(word) for word in sources], out, config, Protocol(style))
+    config = BuildConfig(valid, max_turns, max_chars, similarity, seed, streaming, keep_repeated_ids, chosen)
+    protocol = None if style == "none" else Protocol(style)
+    report = make([_source(word) for word in sources], out, config, protocol)
     typer.echo(json.dumps(report, indent=2))
 
 

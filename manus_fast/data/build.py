@@ -1,4 +1,4 @@
-"""Mixes datasets into train.jsonl and valid.jsonl, without near duplicates and without a task in both."""
+"""Mixes conversations, or preference pairs, into train.jsonl and valid.jsonl: no near duplicates, no task in both."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from typing import IO, Any
 
 from manus_fast.agent.protocol import Protocol
 from manus_fast.data.duplicates import NearDuplicates
+from manus_fast.data.entries import Entry, chosen_sides, conversation_entries, pair_entries
 from manus_fast.data.load import load_conversations, renamed
+from manus_fast.data.preferences import Preference, holds_preferences, load_preferences
 from manus_fast.data.schema import Conversation
 
 _SHOWN = 1000
@@ -40,6 +42,8 @@ class BuildConfig:
     """Read hub datasets row by row, instead of from the cache that they are loaded into."""
     keep_repeated_ids: bool = False
     """Keep conversations whose id came before in the same file."""
+    chosen: bool = False
+    """Take the chosen sides of preference pairs as conversations."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.valid < 1:
@@ -51,43 +55,45 @@ class BuildConfig:
                 raise ValueError(f"{name}: expected an integer >= 1, got {getattr(self, name)}")
 
 
-def is_valid(item: Conversation, share: float, seed: int) -> bool:
-    """Whether a task is in the validation split: by its name alone (its id where it has none), so that all of its
-    conversations are on one side."""
-    digest = hashlib.sha256(f"{seed}:{item.task or item.id}".encode()).digest()
+def is_valid(task: str, share: float, seed: int) -> bool:
+    """Whether a task is in the validation split: by its name alone, so that all of its conversations and pairs are on
+    one side."""
+    digest = hashlib.sha256(f"{seed}:{task}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 def build(
-    sources: Sequence[tuple[str, float]], out: str | Path, config: BuildConfig, protocol: Protocol
+    sources: Sequence[tuple[str, float]], out: str | Path, config: BuildConfig, protocol: Protocol | None
 ) -> dict[str, Any]:
     """Writes `out`/train.jsonl, valid.jsonl and report.json: all three at the end, or none of them.
 
     Args:
-        sources: (path or hub name, weight); the weights are the shares of the mix, 0 leaves a source out. The source
-            that is scarcest for its weight is used whole.
+        sources: (path or hub name, weight), all of conversations or all of preference pairs; the weights are the shares
+            of the mix, 0 leaves a source out. The source that is scarcest for its weight is used whole.
+        protocol: writes trainable replies in its form; None keeps them as they are.
 
     Returns:
         The report: kept and dropped rows, with reasons, by source, and of near duplicates what each is like.
 
     Raises:
-        ValueError: a weight that is negative, nothing to mix, a source without a row to train on, a folder that cannot
-            be written to, or whatever `load_conversations` refuses.
+        ValueError: a weight that is negative, nothing to mix, conversations mixed with pairs, a source without a row to
+            train on, a folder that cannot be written to, or whatever `load_conversations` refuses.
     """
     weights = [weight for _, weight in sources]
     if not any(weights) or not all(0 <= weight < math.inf for weight in weights):
         raise ValueError(f"sources: expected finite weights >= 0 and one above 0, got {weights}")
+    sources = [(name, weight) for name, weight in sources if weight > 0]
+    pairs = _of_pairs(sources, config)
     with _Files(out, ("train.jsonl", "valid.jsonl", "report.json")) as files:
         duplicates = NearDuplicates(config.similarity)
         report: dict[str, Any] = {"sources": {}, "train": 0, "valid": 0}
-        pools: list[tuple[str, float, list[Conversation]]] = []
+        pools: list[tuple[str, float, list[Entry]]] = []
         for name, weight in sources:
-            if weight > 0:
-                kept, report["sources"][name] = _read(name, config, protocol, duplicates)
-                pools.append((name, weight, kept))
-                report["sources"][name]["weight"] = weight
+            kept, report["sources"][name] = _read(name, pairs, config, protocol, duplicates)
+            pools.append((name, weight, kept))
+            report["sources"][name]["weight"] = weight
         unit = min(len(kept) / weight for _, weight, kept in pools)
-        chosen: list[Conversation] = []
+        chosen: list[Entry] = []
         for name, weight, kept in pools:
             count = min(len(kept), round(unit * weight))
             # A string seeds the generator the same on every machine.
@@ -95,48 +101,68 @@ def build(
             report["sources"][name]["used"] = count
         random.Random(config.seed).shuffle(chosen)
         taken: set[tuple[str, str]] = set()
-        for item in chosen:
-            split = "valid" if is_valid(item, config.valid, config.seed) else "train"
+        for entry in chosen:
+            split = "valid" if is_valid(entry.task, config.valid, config.seed) else "train"
             report[split] += 1
-            if (item.source, item.id) in taken:  # in one file an id stands once
-                item = renamed(item, taken)
-            taken.add((item.source, item.id))
-            files.write(f"{split}.jsonl", json.dumps(item.to_json()) + "\n")
+            files.write(f"{split}.jsonl", json.dumps(_record(entry.item, taken)) + "\n")
         files.write("report.json", json.dumps(report, indent=2) + "\n")
     return report
 
 
+def _of_pairs(sources: Sequence[tuple[str, float]], config: BuildConfig) -> bool:
+    """Whether pairs are built. Raises ValueError where some sources hold pairs and others conversations."""
+    if config.chosen:
+        return False
+    found = {name: holds_preferences(name, config.streaming) for name, _ in sources}
+    pairs = [name for name, holds in found.items() if holds]
+    others = [name for name, holds in found.items() if not holds]
+    if pairs and others:
+        raise ValueError(
+            "sources: expected either conversations or preference pairs in all of them, got pairs in "
+            f"{pairs[0]!r} and none in {others[0]!r} (--chosen takes the chosen sides as conversations)"
+        )
+    return bool(pairs)
+
+
+def _record(item: Conversation | Preference, taken: set[tuple[str, str]]) -> dict[str, Any]:
+    """What is written of a conversation or pair. In one file an id stands once."""
+    if isinstance(item, Conversation):
+        if (item.source, item.id) in taken:
+            item = renamed(item, taken)
+        taken.add((item.source, item.id))
+    return item.to_json()
+
+
 def _read(
-    name: str, config: BuildConfig, protocol: Protocol, duplicates: NearDuplicates
-) -> tuple[list[Conversation], dict[str, Any]]:
+    name: str, pairs: bool, config: BuildConfig, protocol: Protocol | None, duplicates: NearDuplicates
+) -> tuple[list[Entry], dict[str, Any]]:
     """What is kept of a source, and its part of the report."""
     dropped: Counter[str] = Counter()
-    kept: list[Conversation] = []
+    kept: list[Entry] = []
     alike: list[dict[str, str]] = []
-    for item in load_conversations(
-        name, dropped, protocol, streaming=config.streaming, keep_repeated_ids=config.keep_repeated_ids
-    ):
-        text = _told_apart_by(item)
-        if sum(message["role"] == "assistant" for message in item.messages) > config.max_turns:
+    if pairs:
+        entries = pair_entries(load_preferences(name, dropped, config.streaming, protocol))
+    elif config.chosen and holds_preferences(name, config.streaming):
+        loaded = load_preferences(name, dropped, config.streaming, protocol)
+        entries = conversation_entries(chosen_sides(loaded, Path(name).stem, dropped))
+    else:
+        more = {"streaming": config.streaming, "keep_repeated_ids": config.keep_repeated_ids}
+        entries = conversation_entries(load_conversations(name, dropped, protocol, **more))
+    for entry in entries:
+        if entry.replies > config.max_turns:
             dropped["too many turns"] += 1
-        elif sum(len(message["content"]) for message in item.messages) > config.max_chars:
+        elif entry.characters > config.max_chars:
             dropped["conversation too long"] += 1
-        elif (other := duplicates.add(f"{name}: {item.id}", text)) is not None:
+        elif (other := duplicates.add(f"{name}: {entry.name}", *entry.parts)) is not None:
             dropped["near duplicate"] += 1
-            alike.append({"id": item.id, "like": other})
+            alike.append({"id": entry.name, "like": other})
         else:
-            kept.append(item)
+            kept.append(entry)
     if not kept:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "it holds no row"
-        raise ValueError(f"sources: expected conversations to train on in {name!r}, got none ({reasons})")
+        hint = "; --style none keeps replies as they are" if dropped["no action"] and protocol is not None else ""
+        raise ValueError(f"sources: expected rows to train on in {name!r}, got none ({reasons}{hint})")
     return kept, {"read": len(kept), "dropped": dict(sorted(dropped.items())), "near_duplicates": alike[:_SHOWN]}
-
-
-def _told_apart_by(item: Conversation) -> str:
-    """The conversation from the observation before its first trained reply on: system messages, and the exchange of
-    rules and "Ok." that many datasets begin with, are the same in thousands of conversations."""
-    first = next(number for number, message in enumerate(item.messages) if message["trainable"])
-    return "\n".join(message["content"] for message in item.messages[first - 1 :])
 
 
 class _Files:

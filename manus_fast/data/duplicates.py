@@ -16,6 +16,7 @@ import numpy as np
 PERMUTATIONS = 128
 GRAM = 5
 _MISSED = 1e-3
+_PLACE = np.uint64(0x632BE59BD9B4E019)
 
 
 class NearDuplicates:
@@ -34,12 +35,16 @@ class NearDuplicates:
         self._shifts = rng.integers(0, 1 << 31, PERMUTATIONS, np.uint32)[:, None] * np.uint32(2)
         self._words = _Words()
         self._buckets: dict[bytes, list[int]] = defaultdict(list)
-        self._texts: list[tuple[str, np.ndarray, np.ndarray]] = []
+        self._texts: list[tuple[str, list[np.ndarray], np.ndarray]] = []
 
-    def add(self, name: str, text: str) -> str | None:
-        """The name of an earlier text that this one is like; None, and it is remembered, where there is none."""
-        grams = self.grams(text)
-        signature = self._signature(grams)
+    def add(self, name: str, *parts: str) -> str | None:
+        """The name of an earlier text that this one is like; None, and it is remembered, where there is none.
+
+        A text of several parts is like another where each part is like the other's of the same place.
+        """
+        grams = [self.grams(part) for part in parts]
+        # Distinct numbers by place keep the union disjoint, whose similarity is then at least that of its least part.
+        signature = self._signature(np.concatenate([g + np.uint64(place) * _PLACE for place, g in enumerate(grams)]))
         # The place of a band is part of its key.
         keys = [bytes([place]) + band.tobytes() for place, band in enumerate(signature.reshape(-1, self._rows))]
         looked_at: set[int] = set()
@@ -48,18 +53,25 @@ class NearDuplicates:
                 if number not in looked_at:
                     looked_at.add(number)
                     other, theirs, signed = self._texts[number]
-                    if self._may_be(grams, theirs, signature, signed) and jaccard(grams, theirs) >= self.similarity:
+                    if self._may_be(grams, theirs, signature, signed) and all(
+                        jaccard(a, b) >= self.similarity for a, b in zip(grams, theirs, strict=True)
+                    ):
                         return other
         for key in keys:
             self._buckets[key].append(len(self._texts))
         self._texts.append((name, grams, signature))
         return None
 
-    def _may_be(self, a: np.ndarray, b: np.ndarray, signed_a: np.ndarray, signed_b: np.ndarray) -> bool:
+    def _may_be(
+        self, ours: list[np.ndarray], theirs: list[np.ndarray], signed_a: np.ndarray, signed_b: np.ndarray
+    ) -> bool:
         """False where sizes or signatures rule a duplicate out: texts with a long beginning in common meet in many
         bands. The share of equal hashes is the similarity within 0.045 (one standard deviation, at most)."""
-        if min(len(a), len(b)) < self.similarity * max(len(a), len(b)):
+        if len(ours) != len(theirs):
             return False
+        for a, b in zip(ours, theirs, strict=True):
+            if min(len(a), len(b)) < self.similarity * max(len(a), len(b)):
+                return False
         return np.count_nonzero(signed_a == signed_b) >= (self.similarity - 0.2) * PERMUTATIONS
 
     def grams(self, text: str) -> np.ndarray:

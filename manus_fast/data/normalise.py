@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from manus_fast.agent.protocol import Protocol
@@ -64,16 +65,25 @@ def _read(text: str) -> tuple[str, str, str]:
 
 def normalise(item: Conversation, protocol: Protocol) -> Conversation:
     """The conversation with every trainable reply in the protocol's form; other replies stay as they are."""
-    messages = []
-    for message in item.messages:
-        if message["trainable"]:
+    return Conversation(item.id, item.source, item.domain, rewritten(item.messages, protocol), item.task)
+
+
+def rewritten(messages: Iterable[dict[str, Any]], protocol: Protocol) -> list[dict[str, Any]]:
+    """Messages with the replies that are trained on (assistant's, and not "trainable": false) in the protocol's form.
+
+    Raises:
+        MalformedRow: a reply without an action, or with one that would not read back.
+    """
+    made = []
+    for message in messages:
+        if message["role"] == "assistant" and message.get("trainable", True):
             thought, action, _ = _read(message["content"])
             # Whatever a thought quotes, the reply must read back as this very action.
             if not protocol.reads_back(thought, action):
                 raise MalformedRow("ambiguous action")
-            message = {"role": "assistant", "content": protocol.render(thought, action), "trainable": True}
-        messages.append(message)
-    return Conversation(item.id, item.source, item.domain, messages, item.task)
+            message = {**message, "content": protocol.render(thought, action)}
+        made.append(message)
+    return made
 
 
 def _marks(text: str) -> tuple[int, int, str]:

@@ -15,19 +15,23 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from manus_fast.agent.context import Context
+from manus_fast.agent.protocol import Protocol
 from manus_fast.agent.trajectory import Row
 from manus_fast.data.load import read_records
+from manus_fast.data.normalise import rewritten
 from manus_fast.data.react import keep_trainable, message_rows
-from manus_fast.data.schema import MAX_CONTENT, MalformedRow
+from manus_fast.data.schema import MAX_CONTENT, MalformedRow, encodable
+from manus_fast.data.sources.pairs import published_pair
 
 LEVELS = ("step", "trajectory")
+_SIDES = ("chosen", "rejected")
 
 
 @dataclass
@@ -47,6 +51,8 @@ class Preference:
     """What the chosen and the rejected side came to: 1 success, 0 failure, or a score between."""
     tokens: dict[str, Any] | None = None
     """{"tokenizer": fingerprint, "chosen": rows, "rejected": rows}."""
+    task: str | None = None
+    """What both sides are an attempt at, where the prompt's first message does not say it alone."""
 
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if value is not None}
@@ -76,12 +82,16 @@ def holds_preferences(name: str, streaming: bool = False) -> bool:
     return isinstance(record, Mapping) and {"chosen", "rejected"} <= set(record)
 
 
-def load_preferences(name: str, dropped: Counter[str], streaming: bool = False) -> Iterator[Preference]:
+def load_preferences(
+    name: str, dropped: Counter[str], streaming: bool = False, protocol: Protocol | None = None
+) -> Iterator[Preference]:
     """The preferences of a JSONL, JSON or parquet file, a folder of them or a hub dataset, in order.
 
     Args:
         dropped: counts the rows that are no preference, by reason.
         streaming: read a hub dataset row by row, instead of from the cache that it is loaded into.
+        protocol: rewrites the replies that are trained on in its form, where a pair has no sampled tokens that they
+            would no longer be; None keeps them as they are.
 
     Raises:
         ValueError: no such file, or an unknown kind of file.
@@ -90,22 +100,29 @@ def load_preferences(name: str, dropped: Counter[str], streaming: bool = False) 
         try:
             if isinstance(record, MalformedRow):
                 raise record
-            yield preference(record)
+            item = preference(record)
+            if protocol is not None and item.tokens is None:
+                item = replace(item, **{side: rewritten(getattr(item, side), protocol) for side in _SIDES})
+                if item.chosen == item.rejected:
+                    raise MalformedRow("chosen equals rejected")
         except MalformedRow as error:
             dropped[error.reason] += 1
+            continue
+        yield item
 
 
 def preference(record: Any) -> Preference:
     """Checks one record.
 
-    Besides the form above it takes two that datasets use: text instead of messages, and whole conversations on both
-    sides (with or without `prompt`), whose common beginning is the prompt.
+    Besides the form above it takes those that datasets use: text instead of messages, whole conversations on both
+    sides (with or without `prompt`), whose common beginning is the prompt, and those of `sources/pairs.py`.
 
     Raises:
         MalformedRow: anything else.
     """
     if not isinstance(record, Mapping) or not {"chosen", "rejected"} <= set(record):
         raise MalformedRow("another schema")
+    record = published_pair(record)
     tokens = record.get("tokens")
     # What was sampled may be an end token alone, whose text is empty.
     sides = [_messages(record[name], "assistant", tokens is not None) for name in ("chosen", "rejected")]
@@ -139,7 +156,10 @@ def preference(record: Any) -> Preference:
             raise MalformedRow("malformed tokens")
         for name in ("chosen", "rejected"):
             decode_rows(tokens.get(name))
-    return Preference(prompt, *sides, level, str(record.get("source") or ""), margin, outcome, tokens)
+    task = record.get("task")
+    if task is not None and not isinstance(task, str):
+        raise MalformedRow("task is not text")
+    return Preference(prompt, *sides, level, str(record.get("source") or ""), margin, outcome, tokens, task)
 
 
 def preference_rows(
@@ -266,6 +286,8 @@ def _messages(value: Any, role: str, empty: bool) -> list[dict[str, Any]]:
             raise MalformedRow("empty turn")
         if len(content) >= MAX_CONTENT:
             raise MalformedRow("message too long")
+        if not content.isascii() and not encodable(content):
+            raise MalformedRow("invalid UTF-8")
         trainable = message.get("trainable", True)
         if not isinstance(trainable, bool):
             raise MalformedRow("trainable is not true or false")

@@ -141,6 +141,7 @@ def _pair(a: Trajectory, b: Trajectory, level: str, tokenizer: str) -> Preferenc
         float(a.reward - b.reward),
         (float(a.success), float(b.success)),
         {"tokenizer": tokenizer, "chosen": rows[0], "rejected": rows[1]},
+        a.task,
     )
 
 

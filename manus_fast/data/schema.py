@@ -98,7 +98,7 @@ def conversation(
             raise MalformedRow("empty turn")
         if len(content) >= MAX_CONTENT:
             raise MalformedRow("message too long")
-        if not content.isascii() and not _encodable(content):
+        if not content.isascii() and not encodable(content):
             raise MalformedRow("invalid UTF-8")
         if role not in _NEXT[previous]:
             raise MalformedRow("two assistants in a row" if role == previous == "assistant" else "wrong role order")
@@ -118,7 +118,7 @@ def conversation(
     return Conversation(name, source, domain or domain_of(name), messages)
 
 
-def _encodable(text: str) -> bool:
+def encodable(text: str) -> bool:
     """Whether files and tokenizers take a text: not one with half a character, as JSON's \\u escapes can write it."""
     try:
         text.encode()
