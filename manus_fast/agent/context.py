@@ -7,6 +7,7 @@ reused as they are, so a `full` context always extends what was trained before.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 
 _SENTINEL = "MANUSFASTREPLY"
+# Bridges that a format remembers: worlds say the same again and again, most of all to the members of a group.
+_REMEMBERED = 1 << 14
 CONTEXTS = ("full", "window")
 
 
@@ -33,6 +36,8 @@ class ChatFormat:
             raise ValueError("tokenizer: expected an end-of-sequence token (eos_token), got none")
         self.tokenizer = tokenizer
         self.has_template = bool(getattr(tokenizer, "chat_template", None))
+        self._backend = _backend(tokenizer)
+        self._after_reply = functools.lru_cache(_REMEMBERED)(self._render_after_reply)
         probe = self._after_reply("")
         if len(probe) == 0:
             raise ValueError("tokenizer.chat_template: expected text after an assistant's reply, got none")
@@ -68,12 +73,18 @@ class ChatFormat:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Text of sampled ids, for the parser and for people; the end token is left out."""
-        return self.tokenizer.decode([int(i) for i in ids if int(i) not in self.end_ids], skip_special_tokens=False)
+        ends = self.end_ids
+        kept = [i for i in np.asarray(ids).tolist() if i not in ends]
+        return (self._backend or self.tokenizer).decode(kept, skip_special_tokens=False)
 
     def _encode(self, text: str) -> np.ndarray:
+        if self._backend is not None:
+            self._backend.no_truncation()  # whatever the latest user of the tokenizer asked for
+            self._backend.no_padding()
+            return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, np.int32)
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
-    def _after_reply(self, user: str) -> np.ndarray:
+    def _render_after_reply(self, user: str) -> np.ndarray:
         messages = [
             {"role": "user", "content": "u"},
             {"role": "assistant", "content": _SENTINEL},
@@ -83,7 +94,9 @@ class ChatFormat:
         _head, found, tail = text.partition(_SENTINEL)
         if not found:
             raise ValueError("tokenizer.chat_template: expected the assistant's content to appear in the rendered text")
-        return self._encode(tail)
+        ids = self._encode(tail)
+        ids.flags.writeable = False  # it is remembered
+        return ids
 
     def _render(self, messages: list[dict[str, str]], generation: bool) -> str:
         if self.has_template:
@@ -95,6 +108,18 @@ class ChatFormat:
         )
         # A line break, not a space: words of the reply would take a space into their first token.
         return text + ("Assistant:\n" if generation else "")
+
+
+def _backend(tokenizer: Any) -> Any | None:
+    """What does a tokenizer's work, where asking it directly comes to the same: the wrapper's own bookkeeping takes
+    longer than a short text does. None where it does not."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or tokenizer.clean_up_tokenization_spaces:
+        return None
+    text = f"{tokenizer.eos_token} Think: it's  here , or\n\nthere ?\nAct: go to\tdesk 1 .\u00e9{tokenizer.eos_token}\n"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    same = backend.encode(text, add_special_tokens=False).ids == ids
+    return backend if same and backend.decode(ids, skip_special_tokens=False) == tokenizer.decode(ids) else None
 
 
 @dataclass

@@ -12,10 +12,11 @@ engine for each rank, no tensor parallelism, unquantised weights.
 
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import logging
 import math
-import weakref
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -24,13 +25,22 @@ import torch
 
 from manus_fast.rollout.engine import Completion, Request, check_request, empty_completion
 from manus_fast.rollout.engines.vllm_core import cache_bytes as bytes_for
-from manus_fast.rollout.engines.vllm_core import check_installed, core_request, open_core, several_ranks
+from manus_fast.rollout.engines.vllm_core import (
+    check_installed,
+    check_sleep_memory,
+    core_request,
+    graph_sizes,
+    keep_allocators,
+    open_core,
+    several_ranks,
+)
 from manus_fast.rollout.engines.vllm_weights import InPlaceWeights
 
 log = logging.getLogger("manus_fast.rollout")
 
 # vLLM keeps process-wide state (its process groups, its config): closing one engine breaks every other one.
-_open: weakref.ref[VLLMEngine] | None = None
+# Held here, since one that is dropped without `close` would keep its memory: vLLM hides it from garbage collection.
+_open: VLLMEngine | None = None
 
 # Steps in a row that may fail before the engine is given up: one failing step costs the requests that ran in it.
 _MAX_FAILURES = 3
@@ -51,6 +61,9 @@ class VLLMEngine:
         eager: no torch.compile and no CUDA graphs: starts in seconds, decodes slower.
         can_sleep: (CUDA) allocate so that `sleep` can give memory back. On a CPU, vLLM keeps its memory in any case.
         max_batch_tokens: tokens of one forward call; longer prompts are computed in pieces.
+        prefill_every: steps between two that take in new prompts, while others decode. Steps that only decode are one
+            CUDA graph, and a request that waits a few steps costs less than it saves; 1 takes in prompts at once.
+        whole_graphs: (CUDA) one graph for steps with new prompts too, not only for those that decode.
 
     Raises:
         ValueError: no vLLM of a supported version, a limit below 1, an end id outside the vocabulary, a cache that
@@ -69,8 +82,11 @@ class VLLMEngine:
         eager: bool = False,
         can_sleep: bool = True,
         max_batch_tokens: int = 8192,
+        prefill_every: int = 1,
+        whole_graphs: bool = False,
     ):
-        for name, number in (("max_slots", max_slots), ("max_length", max_length)):
+        limits = {"max_slots": max_slots, "max_length": max_length, "prefill_every": prefill_every}
+        for name, number in limits.items():
             if number < 1:
                 raise ValueError(f"{name}: expected an integer >= 1, got {number}")
         vocab = model.get_input_embeddings().weight.shape[0]
@@ -82,6 +98,9 @@ class VLLMEngine:
         self.version = 0
         self.max_slots, self.max_length = max_slots, max_length
         self._ends, self._vocab = ends, vocab
+        self._prefill_every, self._waited = prefill_every, 0
+        self._held: dict[str, Any] = {}  # vLLM's requests that wait for the next step which takes in prompts, by name
+        self._sampling: dict[tuple[float, float, int, float], Any] = {}
         self._awake, self._loaded = True, False
         self._running: dict[str, _Running] = {}  # by vLLM's name
         self._names: dict[int, str] = {}  # of the requests that are running, by id
@@ -111,18 +130,24 @@ class VLLMEngine:
             "enforce_eager": eager,
             "enable_sleep_mode": can_sleep and device.type == "cuda",
         }
+        if device.type == "cuda" and not eager:
+            sizes = graph_sizes(max_slots, options["max_num_batched_tokens"])
+            options["compilation_config"] = {"cudagraph_capture_sizes": sizes}
+            if whole_graphs:
+                options["compilation_config"]["cudagraph_mode"] = "FULL"
         if device.type == "cuda":
             # With the cache's size given this only is what vLLM wants to find free before it starts.
             free, total = torch.cuda.mem_get_info(device)
             options["gpu_memory_utilization"] = 0.9 * free / total
         self._can_sleep = can_sleep or device.type != "cuda"
-        earlier = _open() if _open is not None else None
-        if earlier is not None and not earlier._closed and several_ranks():
+        if _open is not None and several_ranks():
             raise ValueError("rollout.engine: expected one vllm engine in a process of several ranks, got a second")
-        if earlier is not None:
-            earlier.close()
+        if _open is not None:
+            _open.close()
+        if options["enable_sleep_mode"]:
+            check_sleep_memory()
         self._client = open_core(model, options)
-        _open = weakref.ref(self)
+        _open = self
         self._core = self._client.engine_core
         self._runner = self._core.model_executor.driver_worker.worker.model_runner
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -138,8 +163,6 @@ class VLLMEngine:
             ValueError: an empty prompt, an id outside the vocabulary, a limit or sampling parameter out of range.
             RuntimeError: the engine is closed.
         """
-        from vllm import SamplingParams
-
         self._check_open()
         check_request(request, self._vocab)
         length = len(request.prompt_ids)
@@ -149,27 +172,40 @@ class VLLMEngine:
             return
         # vLLM never sees a name twice, whatever the caller's ids do.
         name = str(next(self._numbers))
-        sampling = SamplingParams(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            min_p=request.min_p,
-            seed=request.seed,
-            max_tokens=min(request.max_tokens, self.max_length - length),
-            stop_token_ids=self._ends,
-            logprobs=0,  # of the sampled token alone
-            detokenize=False,
-            skip_clone=True,
-        )
+        sampling = self._sampling_of(request)
+        sampling.max_tokens = min(request.max_tokens, self.max_length - length)
         self._running[name] = _Running(request.id, self.version)
         self._names[request.id] = name
-        self._client.add_request(core_request(name, request.prompt_ids, sampling))
+        self._held[name] = core_request(name, request.prompt_ids, sampling)
+
+    def _sampling_of(self, request: Request) -> Any:
+        """vLLM's SamplingParams: checking a new one takes longer than copying one that was checked."""
+        key = (request.temperature, request.top_p, request.top_k, request.min_p)
+        if key not in self._sampling:
+            from vllm import SamplingParams
+
+            temperature, top_p, top_k, min_p = key
+            self._sampling[key] = SamplingParams(
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                min_p=min_p,
+                seed=0,
+                stop_token_ids=self._ends,
+                logprobs=0,  # of the sampled token alone
+                detokenize=False,
+                skip_clone=True,
+            )
+        sampling = copy.copy(self._sampling[key])
+        sampling.seed = request.seed
+        return sampling
 
     def abort(self, id: int) -> None:
         """Ends a request early: it completes with what was sampled so far. An id that is done is ignored."""
         name = self._names.get(id)
         if name is not None:
-            self._client.abort_requests([name])
+            if self._held.pop(name, None) is None:
+                self._client.abort_requests([name])
             self._complete(name, "abort")
 
     def sampled(self, id: int) -> np.ndarray:
@@ -197,7 +233,17 @@ class VLLMEngine:
         ready, self._ready = self._ready, []
         return ready
 
+    def _take_in(self) -> None:
+        """Gives vLLM the requests that wait, where it is time, or nothing else is there to do."""
+        self._waited += 1
+        if self._held and (self._waited >= self._prefill_every or len(self._held) == len(self._running)):
+            for request in self._held.values():
+                self._client.add_request(request)
+            self._held.clear()
+            self._waited = 0
+
     def _step(self) -> None:
+        self._take_in()
         state = torch.get_rng_state()  # vLLM draws from torch's generator even where every request has its own
         try:
             outputs = self._client.get_output().outputs
@@ -225,21 +271,25 @@ class VLLMEngine:
     def _fail_all(self, error: Exception) -> None:
         """A step broke: whatever ran in it is lost and says so; the next requests start on a clean scheduler."""
         self._failures += 1
+        lost = [name for name in self._running if name not in self._held]
         if self._failures >= _MAX_FAILURES:
             raise RuntimeError(f"engine: {self._failures} steps in a row failed, the last with: {error}") from error
-        log.warning(
-            "a step of vLLM failed (%s: %s): %d requests are lost", type(error).__name__, error, len(self._running)
-        )
+        log.warning("a step of vLLM failed (%s: %s): %d requests are lost", type(error).__name__, error, len(lost))
         queue = self._core.batch_queue
         if queue is not None:
             queue.clear()
-        self._client.abort_requests(list(self._running))
+        self._client.abort_requests(lost)
         # The step may have been told of requests that are over; it is told again. Blocks that it was to fill count as
         # cached prefixes already, and hold nothing.
-        self._core.scheduler.finished_req_ids.update(self._runner.requests)
+        self._core.scheduler.finished_req_ids.update(self._known())
         self._client.reset_prefix_cache()
-        for name in list(self._running):
+        for name in lost:
             self._complete(name, "error", f"vLLM: {type(error).__name__}: {error}")
+
+    def _known(self) -> list[str]:
+        """Names of the requests that vLLM's model runner holds; it has two kinds of runners."""
+        states = getattr(self._runner, "req_states", None)
+        return list(self._runner.requests if states is None else states.req_id_to_index)
 
     def _complete(self, name: str, reason: str, error: str | None = None) -> None:
         running = self._running.pop(name)
@@ -300,9 +350,22 @@ class VLLMEngine:
     def close(self) -> None:
         """Ends vLLM and frees what it holds; the engine can't be used afterwards, nor with several ranks their process
         group, which vLLM ends too. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            self._client.shutdown()
+        if self._closed:
+            return
+        self._closed = True
+        global _open
+        if _open is self:
+            _open = None
+        client, self._client = self._client, None
+        # vLLM lets go of its tensors; what we keep of them would hold their memory.
+        self._core = self._runner = self._weights = None
+        self._held.clear()
+        keep_allocators()
+        client.shutdown()
+        del client
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -317,22 +380,23 @@ class VLLMEngine:
 class _Running:
     """A request on its way: what was sampled so far. `add` runs once a token, so it does as little as can be."""
 
-    __slots__ = ("id", "ids", "parts", "starts")
+    __slots__ = ("id", "ids", "log_probs", "starts")
 
     def __init__(self, id: int, version: int):
         self.id = id
         self.ids: list[int] = []
-        self.parts: list[np.ndarray] = []
+        self.log_probs: list[float] = []
         self.starts = [(0, version)]
         """From which sampled token on which policy version samples."""
 
     def add(self, ids: list[int], log_probs: np.ndarray) -> bool:
         """Takes tokens in; False, and nothing taken, where a log-probability (float32 [n, …], the token's own first) is
         not finite."""
-        if not (math.isfinite(log_probs[0, 0]) if len(ids) == 1 else np.isfinite(log_probs[:, 0]).all()):
+        own = [log_probs.item(0)] if len(ids) == 1 else log_probs[:, 0].tolist()
+        if not all(map(math.isfinite, own)):
             return False
-        self.ids.extend(ids)
-        self.parts.append(log_probs)
+        self.ids += ids
+        self.log_probs += own
         return True
 
     def restart(self, version: int) -> None:
@@ -347,11 +411,10 @@ class _Running:
             versions = np.zeros(len(self.ids), np.int32)
             for at, version in self.starts:
                 versions[at:] = version
-        log_probs = [part[:, 0] for part in self.parts]
         return Completion(
             self.id,
             np.asarray(self.ids, np.int32),
-            np.concatenate(log_probs).astype(np.float32) if log_probs else np.zeros(0, np.float32),
+            np.asarray(self.log_probs, np.float32),
             reason,
             self.starts[0][1],
             error,

@@ -83,6 +83,46 @@ def cache_bytes(config: Any, dtype: torch.dtype, device: torch.device, slots: in
     return min(slots * blocks * 128 * token, free // 2)
 
 
+def graph_sizes(slots: int, batch_tokens: int) -> list[int]:
+    """Numbers of tokens in a step that CUDA graphs are captured for; a step takes the next larger one.
+
+    vLLM's own list ends at 512. While episodes are played nearly every step holds some new prompts beside a decoded
+    token for each slot, and one that is larger than any graph is launched kernel by kernel. Sizes grow by an eighth, so
+    that little is padded and no more graphs are captured than vLLM would.
+    """
+    limit = min(batch_tokens, max(512, 8 * slots), 2048)
+    sizes = [1, 2, 4]
+    while sizes[-1] < limit:
+        sizes.append(8 if sizes[-1] == 4 else sizes[-1] + max(8, 1 << (sizes[-1].bit_length() - 4)))
+    return [size for size in sizes if size <= limit]
+
+
+def check_sleep_memory() -> None:
+    """Raises RuntimeError where memory of an engine that could sleep is still held: vLLM's allocator for it serves one
+    engine at a time."""
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    held = 0 if CuMemAllocator.instance is None else CuMemAllocator.instance.get_current_usage()
+    if held:
+        raise RuntimeError(
+            f"rollout.sleep: expected no memory of an earlier engine that could sleep, got {held / 2**20:.0f} MiB that "
+            "something in this process still holds"
+        )
+
+
+# Of engines that were closed: a block that is freed late is given back through its own allocator.
+_allocators: list[Any] = []
+
+
+def keep_allocators() -> None:
+    """Before an engine that could sleep is torn down: what its memory is given back through outlives its tensors."""
+    if torch.cuda.is_available():
+        from vllm.device_allocator.cumem import CuMemAllocator
+
+        if CuMemAllocator.instance is not None:
+            _allocators.extend(entry[1] for entry in CuMemAllocator.instance.allocator_and_pools.values())
+
+
 def open_core(model: Any, options: dict[str, Any]) -> Any:
     """vLLM's client of an engine core in this process: the architecture of `model`, its weights not yet set.
 
@@ -119,6 +159,9 @@ def open_core(model: Any, options: dict[str, Any]) -> Any:
             logprobs_mode="processed_logprobs",  # of the distribution that was sampled from
             disable_log_stats=True,
             seed=0,
+            # Logits in float32 from half precision hidden states, as the trainer computes them: rounded to bfloat16,
+            # a logit above 8 is off by up to 1/32.
+            hf_overrides={"head_dtype": "float32"},
             **options,
         )
         with torch.random.fork_rng(), _plain_weights():
