@@ -138,3 +138,20 @@ def test_refusals():
         Context(chat, "summary")
     with pytest.raises(ValueError, match=r"agent\.window"):
         Context(chat, "window", 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_tokenizer_is_set_to_changes_nothing(kind):
+    tokenizer = make(kind)
+    chat = ChatFormat(tokenizer)
+    bridge, text = chat.bridge(OBSERVATIONS[0], True), "Think: go  to\nAct: no ?" + tokenizer.eos_token
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    tokenizer([text, "Act"], truncation=True, max_length=2, padding="max_length")
+    fresh = ChatFormat(tokenizer)
+    tokenizer([text, "Act"], truncation=True, max_length=2, padding="max_length")
+    np.testing.assert_array_equal(fresh.bridge(OBSERVATIONS[0], True), bridge)
+    np.testing.assert_array_equal(fresh.reply(text)[:-1], ids)
+    assert fresh.decode(ids) == text[: -len(tokenizer.eos_token)] and len(bridge) > 2
+    np.testing.assert_array_equal(fresh.bridge(OBSERVATIONS[0], True), bridge)  # remembered, not to be written to
+    with pytest.raises(ValueError, match="read-only"):
+        fresh.bridge(OBSERVATIONS[0], False)[:] = 0

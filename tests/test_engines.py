@@ -1,5 +1,7 @@
 """Which engine a config chooses, and what is said where one cannot serve."""
 
+import itertools
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -55,13 +57,21 @@ def test_supported_versions(monkeypatch, version):
     assert vllm_core.missing() is None and engines()["vllm"] == "ready"
 
 
-def test_several_processes_are_served_by_hf(model, monkeypatch):
+def test_each_of_several_ranks_is_served_by_vllm(monkeypatch):
     monkeypatch.setattr(vllm_core, "installed_version", lambda: (0, 26))
+    assert not vllm_core.several_ranks()
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    assert choose("auto", torch.device("cuda")) == "hf"
-    with pytest.raises(ValueError, match="it serves runs of one process, and this one has 2"):
-        make_engine(RolloutConfig(engine="vllm"), model, {7})
+    assert vllm_core.several_ranks() and choose("auto", torch.device("cuda")) == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("slots", "batch", "last", "most"), [(1, 8192, 512, 40), (256, 8192, 2048, 51), (64, 300, 288, 40)]
+)
+def test_sizes_of_cuda_graphs(slots, batch, last, most):
+    sizes = vllm_core.graph_sizes(slots, batch)
+    assert sizes == sorted(set(sizes)) and sizes[:4] == [1, 2, 4, 8] and sizes[-1] == last and len(sizes) <= most
+    assert all(b - a <= max(8, a // 8) for a, b in itertools.pairwise(sizes))
 
 
 def test_other_names(model):

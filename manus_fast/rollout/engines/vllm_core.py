@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -13,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -68,6 +70,20 @@ def save_config(model: Any, folder: str) -> None:
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.save_pretrained(folder)
+
+
+def _lasting(folder: str) -> str:
+    """A copy of a folder with a config, whose name follows from what it holds: vLLM looks up what it has compiled by
+    the folder's name among others, so that a second start with the same architecture takes seconds."""
+    from vllm import envs
+
+    text = Path(folder, "config.json").read_bytes()
+    lasting = Path(envs.VLLM_CACHE_ROOT, "manus_fast", hashlib.sha256(text).hexdigest()[:16])
+    lasting.mkdir(parents=True, exist_ok=True)
+    part = lasting / f"config.{os.getpid()}"
+    part.write_bytes(text)
+    part.replace(lasting / "config.json")
+    return str(lasting)
 
 
 def cache_bytes(config: Any, dtype: torch.dtype, device: torch.device, slots: int, length: int) -> int:
@@ -145,11 +161,12 @@ def open_core(model: Any, options: dict[str, Any]) -> Any:
     from vllm.v1.engine.core_client import InprocClient
     from vllm.v1.executor import Executor
 
-    folder = tempfile.mkdtemp(prefix="manus_fast_vllm_")
+    temporary = tempfile.mkdtemp(prefix="manus_fast_vllm_")
     # vLLM seeds torch's generators and trims threads; the trainer in this process keeps its own.
     threads, set_threads = torch.get_num_threads(), torch.set_num_threads
     try:
-        save_config(model, folder)
+        save_config(model, temporary)
+        folder = temporary if options["enforce_eager"] else _lasting(temporary)
         arguments = EngineArgs(
             model=folder,
             skip_tokenizer_init=True,
@@ -168,7 +185,7 @@ def open_core(model: Any, options: dict[str, Any]) -> Any:
             config = arguments.create_engine_config()
             return InprocClient(config, Executor.get_class(config), log_stats=False)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
 
