@@ -77,6 +77,8 @@ class Play:
 
     engine: Engine
     context: Context | MessageContext
+    rollout_kind: type[Rollout] = Rollout
+    """The loop that plays."""
 
     def __init__(self, config: Config, environment: Environment | None = None):
         self.config = config
@@ -107,7 +109,7 @@ class Play:
         rollout_config = dataclasses.replace(self.config.rollout, temperature=temperature)
         envs = environment.make_async(min(rollout_config.episodes, len(specs)))
         try:
-            rollout = Rollout(
+            rollout = self.rollout_kind(
                 self.engine,
                 envs,
                 environment,
@@ -133,6 +135,8 @@ class Player(Play):
         tokenizer: with an end-of-sequence token.
         environment: where it exists already; None makes the one that the config names.
         ranks: of the run. Each plays its share of the episodes, and all are given all of them.
+        engine: one that an earlier player of this process opened for the same config; it takes over the model's
+            weights, and that player can't play any more. None opens one, which takes vLLM most of a minute.
     """
 
     def __init__(
@@ -142,12 +146,18 @@ class Player(Play):
         tokenizer: Any,
         environment: Environment | None = None,
         ranks: Ranks | None = None,
+        engine: Engine | None = None,
     ):
         super().__init__(config, environment)
         self.ranks = ranks or Ranks()
         self.chat = ChatFormat(tokenizer, end_ids(model))
         self.context = Context(self.chat, config.agent.context, config.agent.window)
-        self.engine = make_engine(config.rollout, model, self.chat.end_ids, getattr(torch, config.model.dtype))
+        if engine is None:
+            engine = make_engine(config.rollout, model, self.chat.end_ids, getattr(torch, config.model.dtype))
+        else:
+            engine.wake()
+            engine.load(model.named_parameters(), 0)
+        self.engine = engine
         self.search_stats = SearchStats()
 
     def collect(

@@ -33,6 +33,7 @@ from manus_fast.progress import Progress
 from manus_fast.ranks import connect
 from manus_fast.rewards.episode import EpisodeRewards, Scorer
 from manus_fast.rewards.model import RewardModel
+from manus_fast.rollout.engine import Engine
 from manus_fast.rollout.scheduler import RolloutStats
 from manus_fast.rollout.seeds import derive
 from manus_fast.rollout.summary import summarise
@@ -67,6 +68,7 @@ class Trainer:
         environment: where it exists already; None makes the one that the config names.
         reward_model: rows → scores, for the part `reward_model` of `config.rewards`; None opens
             `config.reward_model.path` where that part is asked for.
+        engine: what an earlier run of this process sampled with (see `Player`); None opens one.
 
     Raises:
         ValueError: whatever in the config cannot be served, before anything is written or trained.
@@ -82,6 +84,7 @@ class Trainer:
         tokenizer: Any = None,
         environment: Environment | None = None,
         reward_model: Scorer | None = None,
+        engine: Engine | None = None,
     ):
         prepare_process()
         training = config.training
@@ -107,7 +110,7 @@ class Trainer:
         if judge is not None:
             check_tokenizer(judge.tokenizer, tokenizer)
         self.playing = playing_model(model, config.backend, config.model.dtype, self.ranks)
-        self.player = Player(config, self.playing, tokenizer, environment, self.ranks)
+        self.player = Player(config, self.playing, tokenizer, environment, self.ranks, engine)
         self.tokenizer = tokenizer
         self.curriculum = Curriculum(config.curriculum)
         self._stages = [make_environment(config, s.options, s.max_steps) for s in self.curriculum.stages]

@@ -42,6 +42,8 @@ class OfflineConfig:
     """Optimizer steps between validation checks."""
     patience: int | None = 3
     """Stop after this many checks in a row without a rise; null: never."""
+    stop_at: float | None = None
+    """Stop once a check reaches this score; null: never. Imitation that ends early leaves what follows more entropy."""
     time_limit: float | None = None
     """Seconds of training (validation not counted) after which to stop; null: none."""
     max_tokens: int | None = None
@@ -96,7 +98,7 @@ class OfflineResult:
 
     steps: int
     stopped: str
-    """epochs | patience | time."""
+    """epochs | patience | score | time."""
     best_step: int
     """Step whose weights the policy has now: the best check's, or the last step's where nothing was checked."""
     best_score: float | None
@@ -152,7 +154,8 @@ def train_offline(
     state: OfflineState | None = None,
     dump_folder: Path | None = None,
 ) -> OfflineResult:
-    """Trains until the epochs, the patience or the time are used up, then takes the best check's weights back.
+    """Trains until the epochs, the patience or the time are used up or `stop_at` is reached, then takes the best check's
+    weights back.
 
     Args:
         backend: optimises its policy.
@@ -177,6 +180,9 @@ def train_offline(
     while state.step < total:
         if config.patience is not None and state.checks_without_rise >= config.patience:
             stopped = "patience"
+            break
+        if config.stop_at is not None and state.best_score is not None and state.best_score >= config.stop_at:
+            stopped = "score"
             break
         if config.time_limit is not None and state.seconds >= config.time_limit:
             stopped = "time"

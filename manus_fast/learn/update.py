@@ -18,6 +18,7 @@ mini-batch.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -162,11 +163,13 @@ class PolicyGradientUpdate:
         stats: dict[str, float] = {"update/rows": len(kept), "update/rows_without_targets": len(rows) - len(kept)}
         if not kept:
             return stats
+        began = time.perf_counter()
         packed = pack(kept, self.config.share_prefixes).to(self.policy.device)
         kl_coef, ent_coef = self.kl.at(progress), self.config.ent_schedule.at(progress)
         stats |= self._score(packed)
         episodes, seen = self._reference_terms(packed, episodes, kl_coef)
-        stats |= seen
+        # Both end with a number that the device has to tell, so that this is no queue's time.
+        stats |= {**seen, "update/score_seconds": time.perf_counter() - began}
         advantages = estimate(packed, self.config, episodes)
         packed.advantage, packed.returns = advantages.advantage, advantages.returns
         stats |= self._optimise(packed, advantages, iteration, ent_coef, kl_coef, learning_rate)
