@@ -23,20 +23,19 @@ import argparse
 import contextlib
 import gc
 import json
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.bench_rollout import Lockstep
-from manus_fast import settings
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.config import to_dict
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.finetune import FineTune
+from manus_fast.ops import dispatch
 from manus_fast.player import Player
 from manus_fast.run_config import Config
 from manus_fast.search_trainer import make_trainer
@@ -129,7 +128,7 @@ class Bench:
         result = tuned.result
         self.say(f"sft: {result.steps} steps, ended by {result.stopped}; checks {result.history}")
         found = {"seconds": seconds, "steps": result.steps, "stopped": result.stopped, "rows": result.items}
-        found |= {"checks": result.history, "step": result.best_step, **memory()}
+        found |= {"checks": [list(check) for check in result.history], "step": result.best_step, **memory()}
         found |= sft_figures(self.out / "sft" / METRICS_FILE)
         self.save("sft", {**found, "panel": self.measure(fine.player, "sft")})
         start = self.out / "sft" / "model"
@@ -153,13 +152,13 @@ class Bench:
         self.say(f"{variant}: {config.algorithm} for {limit:.0f} s")
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        with backend("reference" if variant == "reference" else None):
+        with dispatch.forced("reference") if variant == "reference" else contextlib.nullcontext():
             trainer = make_trainer(config, environment=environment, engine=engine)
             if variant == "lockstep":
                 trainer.player.rollout_kind = Lockstep
             trainer.run()
             found = run_figures(self.out / variant / METRICS_FILE, trainer.counters.seconds)
-            found |= {"algorithm": config.algorithm, "backend": settings.backend(), **memory()}
+            found |= {"algorithm": config.algorithm, "backend": dispatch.requested(), **memory()}
         self.save(variant, found)  # the panel is yet to come
         return found | {"panel": self.measure(trainer.player, variant)}
 
@@ -261,20 +260,6 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@contextlib.contextmanager
-def backend(name: str | None) -> Iterator[None]:
-    """MANUS_FAST_BACKEND=`name` meanwhile; None leaves it as it is."""
-    before = os.environ.get("MANUS_FAST_BACKEND")
-    if name is not None:
-        os.environ["MANUS_FAST_BACKEND"] = name
-    try:
-        yield
-    finally:
-        os.environ.pop("MANUS_FAST_BACKEND", None)
-        if before is not None:
-            os.environ["MANUS_FAST_BACKEND"] = before
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:

@@ -165,6 +165,13 @@ def test_early_stop_counts_checks_and_restores_the_best_weights():
         assert torch.equal(weight, snapshots[1][name])
 
 
+def test_imitation_stops_at_a_score():
+    scores = iter([0.1, 0.6, 0.9])
+    config = SFTConfig(epochs=50, batch_size=8, eval_every=2, patience=None, stop_at=0.5)
+    result = train_sft(trainer(config), ROWS, config, evaluate=lambda: next(scores))
+    assert (result.stopped, result.steps, result.best_step, result.best_score) == ("score", 4, 4, 0.6)
+
+
 def test_without_a_rise_at_the_end_epochs_run_out_and_the_last_check_counts():
     scores = iter([0.1, 0.2])
     config = SFTConfig(epochs=3, batch_size=8, eval_every=2)

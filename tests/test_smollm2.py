@@ -107,6 +107,41 @@ def test_the_agent_layer_reads_its_template(real_model):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("style", ["react", "act"])
+def test_rows_are_the_templates_own_text_and_train_the_replies_alone(real_model, style):
+    from transformers import AutoTokenizer
+
+    from manus_fast.agent.context import ChatFormat, Context
+    from manus_fast.agent.protocol import Protocol
+    from manus_fast.data.react import Step, demonstration_rows
+
+    tokenizer = AutoTokenizer.from_pretrained(real_model)
+    protocol = Protocol(style)
+    system = protocol.system_prompt("You are in a household. Commands:\nlook; move O to R.")
+    steps = [
+        Step(
+            "-= Welcome! =-\n\nYou see a drawer 12, and a desk 1.\n\nYour task is to: cool it.",
+            "A mug.",
+            "go to desk 1",
+        ),
+        Step("\nHelp begins with a line break. ", "It's 'here'.", "take mug 10 from desk 1"),
+        *[Step(f"You arrive at drawer {n}. It is closed.", f"Open {n}.", f"open drawer {n}") for n in range(48)],
+    ]
+    (row,) = demonstration_rows(Context(ChatFormat(tokenizer)), protocol, system, steps)
+    replies = [protocol.render(step.thought, step.action) for step in steps]
+    messages = [{"role": "system", "content": system}]
+    for step, reply in zip(steps, replies, strict=True):
+        messages += [{"role": "user", "content": step.observation}, {"role": "assistant", "content": reply}]
+    whole = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert whole == tokenizer.decode(row.token_ids) + "\n"  # the template ends a line after the last end token
+    assert row.token_ids.tolist() == tokenizer.encode(whole, add_special_tokens=False)[:-1]
+    for number, reply in enumerate(replies):
+        assert tokenizer.decode(row.token_ids[row.turn_id == number]) == reply + "<|im_end|>"
+    assert (row.loss_mask == (row.turn_id >= 0)).all()
+    assert len(row) < 4096  # fifty turns with their history
+
+
+@pytest.mark.slow
 def test_models_get_command(real_model):
     import sys
 

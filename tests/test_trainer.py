@@ -314,3 +314,16 @@ def test_the_environments_reward_for_success_is_one_in_all():
         _, reward, terminated, truncated, _ = batch.step([0], [action])
         total, over = total + float(reward[0]), bool(terminated[0] or truncated[0])
     assert terminated[0] and total == 1.0 and math.isclose(Config().environment.reward_config.success_bonus, 0.0)
+
+
+def test_an_engine_of_an_earlier_run_plays_for_the_next_as_its_own_would(folder, tmp_path):
+    earlier = make(folder, tmp_path / "earlier")
+    earlier.run()  # its weights are others now
+    make(folder, tmp_path / "own").run()
+    trainer = make(folder, tmp_path / "shared", engine=earlier.player.engine)
+    assert trainer.player.engine is earlier.player.engine
+    trainer.run()
+    own, shared = ((tmp_path / name / "trajectories.jsonl").read_text() for name in ("own", "shared"))
+    assert own == shared
+    own, shared = (load_file(tmp_path / name / "model" / "model.safetensors") for name in ("own", "shared"))
+    assert all(torch.equal(tensor, shared[name]) for name, tensor in own.items())

@@ -154,8 +154,8 @@ def train_offline(
     state: OfflineState | None = None,
     dump_folder: Path | None = None,
 ) -> OfflineResult:
-    """Trains until the epochs, the patience or the time are used up or `stop_at` is reached, then takes the best check's
-    weights back.
+    """Trains until the epochs, the patience or the time are used up or `stop_at` is reached, then takes back the
+    weights of the best check.
 
     Args:
         backend: optimises its policy.
