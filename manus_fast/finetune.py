@@ -32,7 +32,6 @@ from manus_fast.player import Player
 from manus_fast.process import prepare_process
 from manus_fast.progress import Progress
 from manus_fast.ranks import connect
-from manus_fast.rollout.engine import Engine
 from manus_fast.rollout.seeds import derive
 from manus_fast.run_config import Config
 from manus_fast.tracking import Tracking, prepare_folder
@@ -177,7 +176,6 @@ class PlayedRun(OfflineRun):
         config: its agent, environment and evaluation blocks are used too.
         model, tokenizer: where they are loaded already; None opens `config.model.path`.
         environment: where it exists already; None makes the one that the config names.
-        engine: what an earlier run of this process sampled with (see `Player`); None opens one.
     """
 
     def __init__(
@@ -187,7 +185,6 @@ class PlayedRun(OfflineRun):
         model: Any = None,
         tokenizer: Any = None,
         environment: Environment | None = None,
-        engine: Engine | None = None,
     ):
         prepare_process()
         prepare_folder(config.training.output_dir)
@@ -195,7 +192,7 @@ class PlayedRun(OfflineRun):
             model, tokenizer = config.model.open()
         ranks = connect()
         self.playing = playing_model(model, config.backend, config.model.dtype, ranks)
-        self.player = Player(config, self.playing, tokenizer, environment, ranks, engine)
+        self.player = Player(config, self.playing, tokenizer, environment, ranks)
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
         policy = Policy(model, "none", config.model.gradient_checkpointing, config.model.compile)
         super().__init__(config, block, policy, tokenizer)
@@ -232,14 +229,9 @@ class FineTune(PlayedRun):
     """One SFT run: the config's model, agent, environment, data, sft, evaluation and training blocks are used."""
 
     def __init__(
-        self,
-        config: Config,
-        model: Any = None,
-        tokenizer: Any = None,
-        environment: Environment | None = None,
-        engine: Engine | None = None,
+        self, config: Config, model: Any = None, tokenizer: Any = None, environment: Environment | None = None
     ):
-        super().__init__(config, config.sft, model, tokenizer, environment, engine)
+        super().__init__(config, config.sft, model, tokenizer, environment)
         # A named dataset takes the expert's place.
         split = self.player.environment.tasks(config.environment.split)
         count = config.data.demonstrations if config.data.name is None else 0
