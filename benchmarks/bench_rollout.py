@@ -174,7 +174,7 @@ class Lockstep(Rollout):
         if self._playing:
             return
         for free in range(min(self.config.slots, len(self._waiting))):
-            self._start(free, self._waiting.popleft())
+            self._start(free, *self._waiting.popleft())
 
 
 def make_model(shape: dict, device: str) -> Any:

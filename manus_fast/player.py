@@ -23,7 +23,7 @@ from manus_fast.envs.base import Environment, Task
 from manus_fast.modeling.load import end_ids
 from manus_fast.ranks import Ranks
 from manus_fast.rewards.shaping import make_shape
-from manus_fast.rollout.engine import Engine
+from manus_fast.rollout.engine import Completion, Engine
 from manus_fast.rollout.engines import make_engine
 from manus_fast.rollout.scheduler import EpisodeSpec, Rollout, RolloutStats
 from manus_fast.rollout.seeds import derive, episode_seed
@@ -106,24 +106,36 @@ class Play:
         environment: Environment,
         on_done: Callable[[Trajectory], None] | None = None,
     ) -> list[Trajectory]:
-        rollout_config = dataclasses.replace(self.config.rollout, temperature=temperature)
-        envs = environment.make_async(min(rollout_config.episodes, len(specs)))
+        rollout = self._rollout(len(specs), temperature, environment)
         try:
-            rollout = self.rollout_kind(
+            trajectories = rollout.collect(specs, on_done)
+            self.stats = rollout.stats
+        finally:
+            rollout.envs.close()
+        return trajectories
+
+    def _rollout(self, episodes: int, temperature: float, environment: Environment) -> Rollout:
+        """Over worlds of its own, for at most so many episodes at a time."""
+        config = dataclasses.replace(self.config.rollout, temperature=temperature)
+        envs = environment.make_async(min(config.episodes, episodes))
+        try:
+            return self.rollout_kind(
                 self.engine,
                 envs,
                 environment,
                 self.context,
                 self.protocol,
-                rollout_config,
+                config,
                 make_shape(self.config.environment.reward_config, self.config.rewards),
                 system=self._system(environment),
+                stray=self._stray,
             )
-            trajectories = rollout.collect(specs, on_done)
-            self.stats = rollout.stats
-        finally:
+        except BaseException:
             envs.close()
-        return trajectories
+            raise
+
+    def _stray(self, completion: Completion) -> None:
+        """The engine completed what another rollout over it had asked for."""
 
 
 class Player(Play):
@@ -159,6 +171,7 @@ class Player(Play):
             engine.load(model.named_parameters(), 0)
         self.engine = engine
         self.search_stats = SearchStats()
+        self._ahead: Rollout | None = None
 
     def collect(
         self,
@@ -167,6 +180,7 @@ class Player(Play):
         members: int = 1,
         first_group: int = 0,
         environment: Environment | None = None,
+        ahead: Sequence[Sequence[Task]] = (),
     ) -> list[Trajectory]:
         """Plays each task with `members` episodes at the training temperature, for training.
 
@@ -175,13 +189,55 @@ class Player(Play):
             iteration: with the run's seed and the group it fixes all random numbers.
             first_group: number of the first task's group, where an iteration plays more than once.
             environment: whose tasks they are; None: the player's own.
+            ahead: tasks of the groups from 0 on of iterations to come, an item for each. Slots that are free begin
+                them, and they go on in the calls that follow; as many as `rollout.staleness`.
+
+        Raises:
+            ValueError: more iterations ahead than the staleness allows.
         """
-        specs = [
+        limit = self.config.rollout.staleness
+        if len(ahead) > limit:
+            raise ValueError(f"ahead: expected at most rollout.staleness = {limit} iterations, got {len(ahead)}")
+        specs = self._specs(tasks, iteration, members, first_group)
+        if limit == 0:
+            return self._run(specs, self.config.rollout.temperature, environment or self.environment)
+        later = [self._specs(part, iteration + n, members) for n, part in enumerate(ahead, 1)]
+        return self._go_on(specs, later, environment or self.environment)
+
+    def _specs(self, tasks: Sequence[Task], iteration: int, members: int, first_group: int = 0) -> list[EpisodeSpec]:
+        return [
             EpisodeSpec(task, episode_seed(self.config.training.seed, iteration, group), group, member)
             for group, task in enumerate(tasks, first_group)
             for member in range(members)
         ]
-        return self._run(specs, self.config.rollout.temperature, environment or self.environment)
+
+    def _go_on(
+        self, specs: list[EpisodeSpec], later: list[list[EpisodeSpec]], environment: Environment
+    ) -> list[Trajectory]:
+        """Plays the episodes in worlds that stay open, among others that were begun ahead; this rank its share."""
+        if self._ahead is not None and self._ahead.environment is not environment:
+            self.stop()
+        if self._ahead is None:
+            rollout = self.config.rollout
+            self._ahead = self._rollout(rollout.episodes, rollout.temperature, environment)
+        mine, *others = ([part[n] for n in self.ranks.share(len(part))] for part in (specs, *later))
+        trajectories = self._ahead.collect(mine, ahead=[spec for part in others for spec in part])
+        self.stats = self._ahead.stats
+        if self.ranks.size == 1:
+            return trajectories
+        self.stats = RolloutStats.joined(self.ranks.gather([self.stats]))
+        return self.ranks.gather(trajectories)
+
+    def _stray(self, completion: Completion) -> None:
+        if self._ahead is not None:
+            self._ahead.receive(completion)
+
+    def stop(self) -> None:
+        """Gives up episodes that were begun ahead, and closes their worlds."""
+        if self._ahead is not None:
+            self._ahead.stop()
+            self._ahead.envs.close()
+            self._ahead = None
 
     def search(
         self,

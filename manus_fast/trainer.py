@@ -95,6 +95,7 @@ class Trainer:
                 f"training.collect: expected {self.collects} for {type(self).__name__}, got {training.collect!r} "
                 "(search_trainer.make_trainer chooses)"
             )
+        _check_staleness(config, self.collects)
         self.config = config
         self.ranks = connect()
         longest = config.rollout.max_traj_tokens
@@ -160,20 +161,24 @@ class Trainer:
         training = self.config.training
         limits = {"max_seconds": training.max_seconds, "seconds": self.counters.seconds}
         silent = not self.ranks.first
-        with Progress(self.config.algorithm, training.total_steps, silent=silent, **limits) as progress:
-            while not self.done:
-                played = self.collect()
-                stats = self.update(played)
-                if self._due(self.config.evaluation.freq):
+        try:
+            with Progress(self.config.algorithm, training.total_steps, silent=silent, **limits) as progress:
+                while not self.done:
+                    played = self.collect()
+                    stats = self.update(played)
+                    if self._due(self.config.evaluation.freq):
+                        report = self.evaluate()
+                        stats |= _figures(report)
+                    self.record(played, stats, progress)
+                    if self._save_due():
+                        self.save()
+                self.player.stop()
+                if report is None or not self._due(self.config.evaluation.freq):
                     report = self.evaluate()
-                    stats |= _figures(report)
-                self.record(played, stats, progress)
-                if self._save_due():
-                    self.save()
-            if report is None or not self._due(self.config.evaluation.freq):
-                report = self.evaluate()
-                if self.tracking is not None:
-                    self.tracking.log(self.counters.steps, _figures(report))
+                    if self.tracking is not None:
+                        self.tracking.log(self.counters.steps, _figures(report))
+        finally:
+            self.player.stop()
         if self.config.training.save_strategy != "no":
             self.save()
         self._whole()
@@ -194,19 +199,24 @@ class Trainer:
         played, stats = Selection(self.config.ppo, groups), RolloutStats()
         while played.wants_more:
             first = played.batches * groups
-            numbers = range(first, first + groups)
-            tasks = [self.tasks[derive(training.seed, iteration, n) % len(self.tasks)] for n in numbers]
-            played.add(self.play(tasks, first))
+            played.add(self.play(self._tasks(iteration, first, groups), first))
             stats += self.player.stats
         self.player.stats = stats
         return played
 
+    def _tasks(self, iteration: int, first: int, groups: int) -> list[Task]:
+        """What an iteration plays, a task for each group from number `first` on."""
+        seed, count = self.config.training.seed, len(self.tasks)
+        return [self.tasks[derive(seed, iteration, n) % count] for n in range(first, first + groups)]
+
     def play(self, tasks: Sequence[Task], first: int) -> list[Trajectory]:
         """Judged episodes of each task, a group a task, numbered from `first`."""
+        training, iteration = self.config.training, self.counters.iteration
+        groups = training.num_rollouts // training.group_size
+        ahead = [self._tasks(iteration + n, 0, groups) for n in range(1, self.config.rollout.staleness + 1)]
+        more = {"ahead": ahead} if ahead else {}
         with self.phases("rollout"):
-            episodes = self.player.collect(
-                tasks, self.counters.iteration, self.config.training.group_size, first, self.environment
-            )
+            episodes = self.player.collect(tasks, iteration, training.group_size, first, self.environment, **more)
         with self.phases("reward"):
             self._judge(episodes)
         return episodes
@@ -364,6 +374,15 @@ class Trainer:
         if training.save_strategy == "epoch":
             return True
         return training.save_strategy == "steps" and self._due(training.save_freq)
+
+
+def _check_staleness(config: Config, collects: str) -> None:
+    staleness = config.rollout.staleness
+    if staleness and (collects != "play" or Curriculum(config.curriculum).stages):
+        what = "a curriculum" if collects == "play" else f"training.collect: {collects}"
+        raise ValueError(
+            f"rollout.staleness: expected 0 with {what}, whose episodes cannot be begun ahead, got {staleness}"
+        )
 
 
 def _figures(report: Report) -> dict[str, float]:

@@ -54,6 +54,12 @@ class Turn:
     def sampled_tokens(self) -> int:
         return len(self.ids) if self.tokens is None else self.tokens
 
+    def tokens_before(self, version: int) -> int:
+        """How many of the ids an earlier policy version sampled."""
+        if self.versions is not None:
+            return int((self.versions < version).sum())
+        return len(self.ids) if self.version < version else 0
+
     @property
     def reply(self) -> np.ndarray | str:
         """The reply as the engine gave it: ids, or text."""

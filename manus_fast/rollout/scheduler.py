@@ -3,11 +3,14 @@
 A request enters the engine the moment its environment answered; an environment steps the moment its reply is done; a
 finished episode never generates, and its slot starts the next episode at once. What is sampled depends on the names
 of an episode (run seed, iteration, group, member, turn) and the weights only, never on slots or arrival order.
+
+Episodes that a later call will ask for may be begun ahead, in slots that would be empty. They go on where they are when
+new weights come in between, each token knows the policy version that sampled it, and none is given back that lags
+behind by more versions than `rollout.staleness`.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,80 +23,16 @@ from manus_fast.agent.protocol import NO_ACTION, Protocol
 from manus_fast.agent.trajectory import Trajectory, Turn
 from manus_fast.envs.base import AsyncEnvs, Environment, StepResult, Task
 from manus_fast.rewards.shaping import Shape, TurnFacts
+from manus_fast.rollout.config import RolloutConfig
 from manus_fast.rollout.engine import NUMBERS, Completion, Engine, Request
 from manus_fast.rollout.seeds import turn_seed
+from manus_fast.rollout.stats import RolloutStats
 
 # How long to wait for whichever side has work, seconds: short, because the other side may answer meanwhile.
 _WAIT = 0.05
 _ATTEMPTS = 2
 
-
-@dataclass
-class RolloutConfig:
-    """How episodes are played.
-
-    Raises:
-        ValueError: a value out of range.
-    """
-
-    engine: str = "hf"
-    """What samples: hf | vllm | openai | auto (vllm for a model on a GPU where it is installed, else hf)."""
-    vllm_eager: bool = False
-    """vLLM without torch.compile and CUDA graphs: it starts in seconds and decodes slower."""
-    sleep: int = 0
-    """What the engine gives back while the weights are updated: 0 nothing, 1 its cache, 2 its weights too."""
-    slots: int = 64
-    """Requests that the engine samples at the same time, per process."""
-    oversubscription: float = 1.0
-    """Episodes under way for each slot: above 1 where worlds are slow, so that slots decode for one episode while
-    another waits for its world."""
-    temperature: float = 1.0
-    """Sampling temperature; 0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """Tokens kept; 0 keeps all."""
-    min_p: float = 0.0
-    max_turn_tokens: int = 128
-    """Sampled tokens of one reply."""
-    max_traj_tokens: int = 4096
-    """Sampled tokens of one episode, over all its replies; observations do not count."""
-    max_length: int = 4096
-    """Tokens that the engine holds of an episode, prompt and reply together; the model's own limit goes before it."""
-    max_consecutive_invalid: int = 0
-    """Turns in a row without an admissible action after which an episode is cut; 0 never cuts."""
-    cut_is_format_failure: bool = False
-    """Whether a reply that a token limit cut counts against format and action."""
-    staleness: int = 0
-    """Policy versions that sampled tokens may lag behind the update; 0 is strictly on policy. Every episode is played
-    to its end before the update, so that no token lags, whatever the bound."""
-    correction: str = "token_truncate"
-    """Correction of the difference between sampling and training policy."""
-
-    def __post_init__(self) -> None:
-        for name, low in (
-            ("slots", 1),
-            ("oversubscription", 1),
-            ("max_turn_tokens", 1),
-            ("max_traj_tokens", 1),
-            ("max_length", 2),
-            ("max_consecutive_invalid", 0),
-            ("staleness", 0),
-            ("temperature", 0),
-            ("top_k", 0),
-        ):
-            if not getattr(self, name) >= low:
-                raise ValueError(f"rollout.{name}: expected a number >= {low}, got {getattr(self, name)}")
-        if self.sleep not in (0, 1, 2):
-            raise ValueError(f"rollout.sleep: expected 0, 1 or 2, got {self.sleep}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"rollout.top_p: expected a number in (0, 1], got {self.top_p}")
-        if not 0 <= self.min_p < 1:
-            raise ValueError(f"rollout.min_p: expected a number in [0, 1), got {self.min_p}")
-
-    @property
-    def episodes(self) -> int:
-        """Episodes that are under way at the same time, per process."""
-        return math.ceil(self.slots * self.oversubscription)
+__all__ = ["EpisodeSpec", "Rollout", "RolloutConfig", "RolloutStats"]
 
 
 @dataclass(frozen=True)
@@ -105,64 +44,18 @@ class EpisodeSpec:
     group: int
     member: int
 
-
-@dataclass
-class RolloutStats:
-    """What one `collect` took and met. Counts are of episodes unless the name says otherwise."""
-
-    episodes: int = 0
-    turns: int = 0
-    sampled_tokens: int = 0
-    prompt_tokens: int = 0
-    """Tokens sent as prompts, counted anew each turn."""
-    seconds: float = 0.0
-    engine_seconds: float = 0.0
-    """Time inside `engine.poll` while the engine had requests."""
-    env_seconds: float = 0.0
-    """Time inside `envs.poll`."""
-    truncated: int = 0
-    invalid: int = 0
-    """Given up after a second failure: masked, never a reward of zero."""
-    failed: int = 0
-    """Failures of an environment or the engine, attempts that were repeated included."""
-    retried: int = 0
-    cut_turns: int = 0
-    """Turns that a token limit ended."""
-
-    def __add__(self, other: RolloutStats) -> RolloutStats:
-        """Of two calls together: everything is a sum."""
-        return RolloutStats(**{name: value + vars(other)[name] for name, value in vars(self).items()})
-
-    @classmethod
-    def joined(cls, parts: Sequence[RolloutStats]) -> RolloutStats:
-        """Of collections made at the same time: counts added, the longest time, the mean of other times."""
-        total = cls()
-        for name, default in vars(cls()).items():
-            values = [getattr(part, name) for part in parts]
-            joined = sum(values) if isinstance(default, int) else sum(values) / len(values)
-            setattr(total, name, max(values) if name == "seconds" else joined)
-        return total
-
     @property
-    def tokens_per_second(self) -> float:
-        return self.sampled_tokens / self.seconds if self.seconds else 0.0
-
-    def metrics(self) -> dict[str, float]:
-        """Named figures for tracking."""
-        numbers = {f"rollout/{name}": float(value) for name, value in vars(self).items()}
-        return {**numbers, "rollout/tokens_per_second": self.tokens_per_second, "rollout/idle_share": self.idle_share}
-
-    @property
-    def idle_share(self) -> float:
-        """Share of the time in which the engine was not advancing any request."""
-        return 1.0 - self.engine_seconds / self.seconds if self.seconds else 0.0
+    def name(self) -> tuple[str, int, int, int]:
+        """What tells it from others, from one call to the next."""
+        return self.task.id, self.seed, self.group, self.member
 
 
 @dataclass
 class _Episode:
     """A slot's occupant."""
 
-    index: int
+    place: int | None
+    """In what the present call gives back; None: it is played ahead."""
     spec: EpisodeSpec
     session: int
     trajectory: Trajectory
@@ -175,6 +68,7 @@ class _Episode:
     invalid_run: int = 0
     progress: float = 0.0
     excused: bool = False
+    unwanted: bool = False
 
 
 class Rollout:
@@ -189,6 +83,7 @@ class Rollout:
         config: limits and sampling.
         shape: reward of a turn by parts; None: the environment's alone.
         system: system message of every conversation; None: the protocol's, with the environment's instructions.
+        stray: given what the engine completes for somebody else who asked the same engine; None: thrown away.
     """
 
     def __init__(
@@ -201,6 +96,7 @@ class Rollout:
         config: RolloutConfig,
         shape: Shape | None = None,
         system: str | None = None,
+        stray: Callable[[Completion], None] | None = None,
     ):
         self.engine = engine
         self.envs = envs
@@ -214,41 +110,85 @@ class Rollout:
         self._playing: dict[int, _Episode] = {}  # by slot
         self._asked: dict[int, int] = {}  # request id -> slot
         self._stepping: set[int] = set()  # slots that wait for their environment
-        self._waiting: deque[int] = deque()
-        self._specs: Sequence[EpisodeSpec] = ()
+        self._waiting: deque[tuple[int | None, EpisodeSpec]] = deque()
         self._done: list[Trajectory | None] = []
+        self._left = 0
+        self._kept: dict[tuple[str, int, int, int], Trajectory] = {}  # played ahead to the end
+        self._early: list[Completion] = []
+        self._stray = stray
         self._on_done: Callable[[Trajectory], None] | None = None
 
     def collect(
-        self, specs: Sequence[EpisodeSpec], on_done: Callable[[Trajectory], None] | None = None
+        self,
+        specs: Sequence[EpisodeSpec],
+        on_done: Callable[[Trajectory], None] | None = None,
+        ahead: Sequence[EpisodeSpec] = (),
     ) -> list[Trajectory]:
         """Plays every episode once and returns the trajectories in the order of `specs`.
 
         An episode whose environment or engine fails is played again from its start, once; after a second failure its
         trajectory carries `error` and is invalid. `stats` describes the latest call. `on_done` is called with each
         trajectory as it ends.
+
+        Args:
+            ahead: episodes that later calls will ask for, in that order. Slots without work for this call begin them;
+                they are still under way when it returns, and the call that asks for them finds them so.
         """
         self.stats = RolloutStats(episodes=len(specs))
-        self._specs, self._done, self._on_done = specs, [None] * len(specs), on_done
-        self._waiting = deque(range(len(specs)))
+        self._done, self._on_done, self._left = [None] * len(specs), on_done, len(specs)
         begin = time.perf_counter()
-        while self._stepping:  # what an interrupted call had asked its worlds is no answer to this one
-            self._stepping.difference_update(slot for slot, _ in self.envs.poll(_WAIT))
-        for slot in range(min(self.config.episodes, self.envs.slots, len(specs))):
-            self._start(slot, self._waiting.popleft())
         try:
-            while self._playing:
+            while self._stepping and not self._playing:  # what a stopped call had asked its worlds answers nothing now
+                self._stepping.difference_update(slot for slot, _ in self.envs.poll(_WAIT))
+            self._queue(specs, ahead)
+            for slot in range(min(self.config.episodes, self.envs.slots)):
+                if slot not in self._playing:
+                    self._refill(slot)
+            while self._left:
                 self._poll_envs()
                 self._poll_engine()
         finally:
-            for id in self._asked:  # only after an exception: nothing may go on generating
-                self.engine.abort(id)
-            for episode in self._playing.values():
-                self.engine.end_session(episode.session)
-            self._asked.clear()
-            self._playing.clear()
+            if self._left:  # only after an exception
+                self.stop()
         self.stats.seconds = time.perf_counter() - begin
         return list(self._done)
+
+    def stop(self) -> None:
+        """Gives up whatever is under way: nothing goes on generating, and no later call hears of it."""
+        for id in self._asked:
+            self.engine.abort(id)
+        for episode in self._playing.values():
+            self.engine.end_session(episode.session)
+        for held in (self._asked, self._playing, self._kept, self._early, self._waiting):
+            held.clear()
+
+    def receive(self, completion: Completion) -> None:
+        """Takes in what the engine completed while somebody else polled it, for the next call."""
+        if completion.id in self._asked:
+            self._early.append(completion)
+
+    def _queue(self, specs: Sequence[EpisodeSpec], ahead: Sequence[EpisodeSpec]) -> None:
+        """Finds what was begun by earlier calls; the rest waits for slots."""
+        begun = {episode.spec.name: episode for episode in self._playing.values()}
+        kept, self._kept = self._kept, {}
+        self._waiting.clear()
+        for place, spec in enumerate(specs):
+            if spec.name in kept:
+                self.stats.carried += 1
+                self._give(place, kept.pop(spec.name))
+            elif spec.name in begun:
+                self.stats.carried += 1
+                begun.pop(spec.name).place = place
+            else:
+                self._waiting.append((place, spec))
+        for spec in ahead:
+            if spec.name in kept:
+                self._kept[spec.name] = kept.pop(spec.name)
+            elif begun.pop(spec.name, None) is None:
+                self._waiting.append((None, spec))
+        for episode in begun.values():
+            episode.unwanted = True
+        self.stats.dropped += len(begun) + len(kept)
 
     def _poll_envs(self) -> None:
         if not self._stepping:
@@ -266,13 +206,16 @@ class Rollout:
         begin = time.perf_counter()
         completions = self.engine.poll(0.0 if self._stepping else _WAIT)
         self.stats.engine_seconds += time.perf_counter() - begin
+        if self._early:
+            completions, self._early = [*self._early, *completions], []
         for completion in completions:
             slot = self._asked.pop(completion.id, None)
-            if slot is not None:  # else: a request that an interrupted call had aborted
+            if slot is not None:
                 self._on_reply(slot, completion)
+            elif self._stray is not None:  # or nobody waits for it: a stopped call had aborted it
+                self._stray(completion)
 
-    def _start(self, slot: int, index: int, attempt: int = 1) -> None:
-        spec = self._specs[index]
+    def _start(self, slot: int, place: int | None, spec: EpisodeSpec, attempt: int = 1) -> None:
         task = spec.task
         trajectory = Trajectory(
             id=f"{task.id}/{spec.group}/{spec.member}",
@@ -284,7 +227,7 @@ class Rollout:
             group=spec.group,
             member=spec.member,
         )
-        self._playing[slot] = _Episode(index, spec, next(NUMBERS), trajectory, attempt)
+        self._playing[slot] = _Episode(place, spec, next(NUMBERS), trajectory, attempt)
         self.envs.send_reset(slot, task, spec.seed)
         self._stepping.add(slot)
 
@@ -411,23 +354,41 @@ class Rollout:
         if episode.attempt < _ATTEMPTS:
             self.stats.retried += 1
             self.engine.end_session(episode.session)
-            self._start(slot, episode.index, episode.attempt + 1)
+            self._start(slot, episode.place, episode.spec, episode.attempt + 1)
             return
         episode.trajectory.error = error
         self._finish(slot)
 
     def _finish(self, slot: int) -> None:
         episode = self._playing.pop(slot)
-        trajectory = episode.trajectory
         self.engine.end_session(episode.session)
-        self._done[episode.index] = trajectory
-        self.stats.truncated += trajectory.truncated
-        self.stats.invalid += not trajectory.valid
+        if episode.place is not None:
+            self._give(episode.place, episode.trajectory)
+        elif not episode.unwanted:
+            self._kept[episode.spec.name] = episode.trajectory
+        self._refill(slot)
+
+    def _give(self, place: int, trajectory: Trajectory) -> None:
+        """An episode of the present call is over."""
+        stats, now = self.stats, self.engine.version
+        stale = sum(turn.tokens_before(now) for turn in trajectory.turns)
+        if stale and trajectory.valid:
+            lag = now - trajectory.turns[0].version  # versions only rise
+            if lag > self.config.staleness:
+                stats.too_old += 1
+                trajectory.error = (
+                    f"staleness: expected tokens at most {self.config.staleness} versions old, got {lag} versions"
+                )
+        stats.given_tokens += trajectory.sampled_tokens
+        stats.stale_tokens += stale
+        stats.truncated += trajectory.truncated
+        stats.invalid += not trajectory.valid
+        self._done[place] = trajectory
+        self._left -= 1
         if self._on_done is not None:
             self._on_done(trajectory)
-        self._refill(slot)
 
     def _refill(self, slot: int) -> None:
         """A slot is free: its next episode starts at once."""
         if self._waiting:
-            self._start(slot, self._waiting.popleft())
+            self._start(slot, *self._waiting.popleft())
