@@ -280,10 +280,11 @@ class Trainer:
 
     def evaluate(self) -> Report:
         """Plays the validation panel."""
-        temperature = self.config.evaluation.temperature
+        temperature, collected = self.config.evaluation.temperature, self.player.stats
         with self.phases("evaluate"):
             report = evaluate(self.panel, lambda tasks: self.player.play(tasks, temperature), str(self.folder))
         report.settings = {"temperature": temperature, "step": self.counters.steps}
+        self.player.stats = collected  # what is recorded of the iteration
         return report
 
     def record(self, played: Selection, stats: dict[str, float], progress: Progress) -> None:

@@ -145,11 +145,11 @@ def spec(goal=3, member=0, group=0, seed=11):
     return EpisodeSpec(Task(f"walk-{goal}", "walk", "train", {"goal": goal}), seed, group, member)
 
 
-def rollout(engine, slots=4, shape=None, world=None, envs=None, context=None, protocol=None, **config):
+def rollout(engine, slots=4, shape=None, world=None, envs=None, context=None, protocol=None, stray=None, **config):
     envs = envs or InlineEnvs(Corridor(slots))
     config = RolloutConfig(**{"slots": slots, **config})
     context = context or Context(FORMAT)
-    return Rollout(engine, envs, world or World(), context, protocol or Protocol(), config, shape)
+    return Rollout(engine, envs, world or World(), context, protocol or Protocol(), config, shape, stray=stray)
 
 
 def always(text, reason="stop"):

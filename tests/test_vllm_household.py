@@ -108,6 +108,36 @@ def test_an_iteration_trains_on_what_was_sampled(folder, tmp_path, dtype, mean):
     assert max(gaps) <= mean, gaps
 
 
+def test_episodes_go_on_across_updates(folder, tmp_path):
+    more = [
+        f"model.path={folder}",
+        f"training.output_dir={tmp_path}",
+        "training.num_rollouts=16",
+        "training.learning_rate=0",
+        "rollout.slots=24",
+        "rollout.staleness=1",
+        "rollout.sleep=1",
+    ]
+    trainer = Trainer(Config.load(None, [*SMALL, *more]))
+    lags, turns = set(), 0
+    for number in range(4):
+        played = trainer.collect()
+        stats = trainer.player.stats
+        assert stats.invalid == stats.failed == stats.too_old == stats.dropped == 0 and len(played.trajectories) == 16
+        assert stats.carried > 0 or number == 0
+        turns += stats.turns
+        for turn in (turn for t in played.trajectories for turn in t.turns):
+            versions = [turn.version] * len(turn.ids) if turn.versions is None else turn.versions
+            lags |= {number - int(v) for v in versions}
+        figures = trainer.update(played)
+        # Weights that stay as they are: what another version sampled has to agree as well.
+        assert figures["correction/gap_mean"] <= (0.02 if torch.cuda.is_available() else 1e-4)
+        trainer.evaluate()
+    assert lags == {0, 1} and turns >= 4 * 16 * 2
+    trainer.player.stop()
+    assert not trainer.player.engine._names
+
+
 def test_the_driver_of_the_server_streams_from_vllm(folder):
     config = Config.load(None, [*SMALL, f"model.path={folder}"])
     player = Player(config, *config.model.open())
