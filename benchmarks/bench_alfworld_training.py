@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.alfworld_tables import REACHED, VARIANTS, WINDOW
 from benchmarks.bench_rollout import Lockstep
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.config import to_dict
@@ -42,7 +43,6 @@ from manus_fast.search_trainer import make_trainer
 from manus_fast.tracking import METRICS_FILE
 from manus_fast.versions import git_commit, versions
 
-VARIANTS = ("ours", "lockstep", "reference")
 FILE = "alfworld_training.json"
 CURVE = {
     "train/success": "success",
@@ -56,9 +56,6 @@ CURVE = {
     "update/grad_norm": "grad_norm",
 }
 """Metric → its name in a curve."""
-REACHED = 0.6
-"""Success of the training episodes, mean of WINDOW iterations, whose time is told."""
-WINDOW = 3
 
 
 class Bench:
@@ -75,6 +72,7 @@ class Bench:
             "commit": git_commit(),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
             "versions": {name: version for name, version in versions().items() if version is not None},
+            "note": arguments.note,
             "parts": {},
         }
 
@@ -116,8 +114,9 @@ class Bench:
 
     def run(self) -> None:
         config = self.config("sft")
-        self.record["config"] = to_dict(config)
         fine = FineTune(config)
+        self.record["parameters"] = fine.policy.model.num_parameters()
+        self.record["config"] = told(config)
         environment, engine = fine.player.environment, fine.player.engine
         self.say(f"model and engine ({type(engine).__name__}) are there")
         self.save("start", {"seconds": self.seconds, "engine": type(engine).__name__})
@@ -161,6 +160,14 @@ class Bench:
             found |= {"algorithm": config.algorithm, "backend": dispatch.requested(), **memory()}
         self.save(variant, found)  # the panel is yet to come
         return found | {"panel": self.measure(trainer.player, variant)}
+
+
+def told(config: Config) -> dict[str, Any]:
+    """A config without the places of one machine."""
+    values = to_dict(config)
+    del values["model"]["path"], values["training"]["output_dir"]
+    values["environment"]["options"].pop("data_path", None)
+    return values
 
 
 def panel_figures(report: Report, seconds: float) -> dict[str, Any]:
@@ -275,6 +282,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--until", type=float, help="seconds after the start at which all is to be over")
     parser.add_argument("--panel", default="valid_unseen", help="the split that is played whole")
     parser.add_argument("--tasks", type=int, help="so many of it, spread; default: all")
+    parser.add_argument("--note", default="", help="a sentence that goes with the results")
     parser.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the config")
     arguments = parser.parse_args(argv)
     if arguments.lockstep:

@@ -1,7 +1,8 @@
-"""Writes the README's results section from benchmarks/results/*.json; nothing in it is typed by hand.
+"""Writes the README's results section and docs/results.md from benchmarks/results/*.json; nothing in them is typed by
+hand.
 
-python -m benchmarks.tables            # rewrites README.md between its results markers
-python -m benchmarks.tables --check    # exits with 1 where README.md differs
+python -m benchmarks.tables            # rewrites README.md between its results markers, and docs/results.md
+python -m benchmarks.tables --check    # exits with 1 where one of them differs
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import household_tables
+from benchmarks import alfworld_tables, household_tables
 from benchmarks.data_tables import training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,6 +27,8 @@ def section() -> str:
     parts = ["## Results", ""]
     if (RESULTS / "h200.json").is_file():
         parts += _ops(json.loads((RESULTS / "h200.json").read_text()))
+    if trained := _records("alfworld_training*.json"):
+        parts += alfworld_tables.learned(trained)
     if (RESULTS / "demo.json").is_file():
         parts += _demo(json.loads((RESULTS / "demo.json").read_text()))
     if (RESULTS / "update.json").is_file():
@@ -37,6 +40,27 @@ def section() -> str:
     if (RESULTS / "alfworld_diff.json").is_file():
         parts += _alfworld(json.loads((RESULTS / "alfworld_diff.json").read_text()))
     return "\n".join(parts).rstrip() + "\n"
+
+
+def page() -> str:
+    """docs/results.md: the README's section, and what has no room there."""
+    parts = [
+        section().replace("## Results", "# Results", 1).rstrip(),
+        "",
+        "This page is written by `python -m benchmarks.tables` from `benchmarks/results/`.",
+        "",
+    ]
+    if trained := _records("alfworld_training*.json"):
+        parts += ["## A language model learns ALFWorld", ""]
+        parts += [*alfworld_tables.types(trained), *alfworld_tables.rates(trained), *alfworld_tables.curves(trained)]
+    if compared := _records("alfworld_compare*.json"):
+        parts += ["## Side by side: the same windows of time from one SFT policy", "", *alfworld_tables.rates(compared)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _records(pattern: str) -> list[dict[str, Any]]:
+    """Result files by a pattern, in the order of their names."""
+    return [json.loads(path.read_text()) for path in sorted(RESULTS.glob(pattern))]
 
 
 def _webshop(record: dict[str, Any]) -> list[str]:
@@ -146,16 +170,19 @@ def _update(rows: list[dict[str, Any]]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where README.md differs")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a file differs")
     arguments = parser.parse_args(argv)
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    before, _, rest = text.partition(BEGIN)
+    readme, results = ROOT / "README.md", ROOT / "docs" / "results.md"
+    before, _, rest = readme.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    new = f"{before}{BEGIN}\n{section()}{END}{after}"
+    new = {readme: f"{before}{BEGIN}\n{section()}{END}{after}", results: page()}
+    for path, text in new.items():
+        if not arguments.check:
+            path.write_text(text)
+        elif not path.is_file() or path.read_text() != text:
+            sys.exit(f"{path.relative_to(ROOT)}: its figures differ from benchmarks/results: run it again")
     if arguments.check:
-        sys.exit(0 if new == text else "README.md: its results section differs from benchmarks/results: run it again")
-    readme.write_text(new)
+        sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,132 @@
+"""Tables of a language model that learns ALFWorld, from what benchmarks/bench_alfworld_training.py wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Record = Mapping[str, Any]
+VARIANTS = ("ours", "lockstep", "reference")
+REACHED = 0.6
+"""Success of the training episodes, mean of WINDOW iterations, whose time is told."""
+WINDOW = 3
+NAMES = {"ours": "ours", "lockstep": "with a barrier each turn", "reference": "reference ops"}
+PHASES = ("generation", "environment", "log_prob", "update", "hand_over", "other")
+
+
+def learned(records: Sequence[Record]) -> list[str]:
+    """The panel before, after imitation and after RL, a run a group of rows."""
+    first = records[0]
+    panel = first["parts"]["before"]["panel"]
+    lines = [
+        f"A language model of {first['parameters'] / 1e6:.0f} million parameters learns ALFWorld on one",
+        f"{first['device']}, a whole run in one process of {first['seconds'] / 60:.1f} minutes (`{first['command']}`;",
+        f"`docs/results.md` has curves and times): per cent of the {panel['tasks']} generated games of {panel['split']}",
+        "solved, greedy, with the 95 % interval.",
+        *[record["note"] for record in records if record["note"]][:1],
+        "",
+        "| | solved | seconds | tokens |",
+        "|---|---|---|---|",
+        f"| as it came | {_solved(panel)} | | |",
+    ]
+    for record in records:
+        parts = record["parts"]
+        sft = parts["sft"]
+        steps = f"{sft['step']} steps on {sft['rows']:,} episodes"
+        lines.append(
+            f"| SFT, {steps} | {_solved(sft['panel'])} | {sft['seconds']:.0f} | {sft['tokens']:,.0f} trained |"
+        )
+        for name in VARIANTS:
+            if name in parts and "panel" in parts[name]:
+                part = parts[name]
+                what = f"then {part['algorithm']}, {part['iterations']} iterations, {part['episodes']:,.0f} episodes"
+                what += "" if name == "ours" else f" ({NAMES[name]})"
+                gain = 100 * (part["panel"]["success"] - sft["panel"]["success"])
+                lines.append(
+                    f"| {what} | {_solved(part['panel'])}, {gain:+.1f} | {part['seconds']:.0f} "
+                    f"| {part['tokens']:,.0f} sampled |"
+                )
+    return [*lines, ""]
+
+
+def types(records: Sequence[Record]) -> list[str]:
+    """The panel by kind of task."""
+    lines = ["Per cent solved by kind of task:", ""]
+    columns = [(f"{part['algorithm']}, {NAMES[name]}", part) for record in records for name, part in _runs(record)]
+    columns = [("as it came", records[0]["parts"]["before"]), ("SFT", records[0]["parts"]["sft"]), *columns]
+    columns = [(name, part["panel"]["types"]) for name, part in columns if "panel" in part]
+    lines += ["| | " + " | ".join(name for name, _ in columns) + " |", "|---|" + "---|" * len(columns)]
+    for kind in columns[0][1]:
+        lines.append(f"| {kind} | " + " | ".join(f"{100 * found[kind]:.0f}" for _, found in columns) + " |")
+    return [*lines, ""]
+
+
+def curves(records: Sequence[Record], points: int = 12) -> list[str]:
+    """Learning curves against wall-clock and tokens."""
+    lines = []
+    for record in records:
+        for name, part in _runs(record):
+            lines += [
+                f"Learning curve of {part['algorithm']}, {NAMES[name]} (sampled training episodes; panel: valid_seen):",
+                "",
+                "| seconds | commands | sampled tokens | success | turns | admissible | entropy | panel |",
+                "|---|---|---|---|---|---|---|---|",
+            ]
+            curve = part["curve"]
+            for start in range(0, len(curve), max(1, -(-len(curve) // points))):
+                end = curve[min(len(curve), start + max(1, -(-len(curve) // points))) - 1]
+                some = curve[start : curve.index(end) + 1]
+                seen = [point["panel"] for point in some if "panel" in point]
+                lines.append(
+                    f"| {end['seconds']:.0f} | {end['steps']:,} | {end['tokens']:,.0f} "
+                    f"| {_mean(some, 'success', 100):.1f} "
+                    f"| {_mean(some, 'turns'):.1f} | {_mean(some, 'valid_actions', 100):.1f} "
+                    f"| {_mean(some, 'entropy'):.2f} | {f'{100 * seen[-1]:.1f}' if seen else ''} |"
+                )
+            lines.append("")
+    return lines
+
+
+def rates(records: Sequence[Record]) -> list[str]:
+    """Where the time goes, and how fast each phase is, a column a run."""
+    columns = [(f"{part['algorithm']}, {NAMES[name]}", part) for record in records for name, part in _runs(record)]
+    lines = [
+        "Where the time of training goes, evaluations left out, in per cent; `idle` is what neither the engine nor the",
+        f"update fills. Time to {100 * REACHED:.0f} %: of the sampled training episodes, mean of {WINDOW} iterations.",
+        "",
+        "| | " + " | ".join(name for name, _ in columns) + " |",
+        "|---|" + "---|" * len(columns),
+    ]
+
+    def row(name: str, cell: Any) -> None:
+        lines.append(f"| {name} | " + " | ".join(cell(part) for _, part in columns) + " |")
+
+    for phase in PHASES:
+        row(phase.replace("_", "-"), lambda part, phase=phase: f"{100 * part['shares'][phase]:.1f}")
+    row("**idle**", lambda part: f"**{100 * part['idle_share']:.1f}**")
+    row("trajectories an hour", lambda part: f"{part['trajectories_per_hour']:,.0f}")
+    row("sampled tokens/s, inside the engine", lambda part: f"{part['sampled_tokens_per_s']:,.0f}")
+    row("sampled tokens/s, of the rollout", lambda part: f"{part['rollout_tokens_per_s']:,.0f}")
+    row("tokens/s of the update", lambda part: f"{part['update_tokens_per_s']:,.0f}")
+    row("hand-over, ms", lambda part: f"{part['hand_over_ms']:.1f}")
+    row("largest memory of tensors, GiB", lambda part: f"{part['peak_mib'] / 1024:.1f}" if "peak_mib" in part else "")
+    reached = str(REACHED)
+    row(
+        f"seconds to {100 * REACHED:.0f} %",
+        lambda part: "–" if part["seconds_to"][reached] is None else f"{part['seconds_to'][reached]:.0f}",
+    )
+    return [*lines, ""]
+
+
+def _runs(record: Record) -> list[tuple[str, Any]]:
+    """RL runs of a record by variant."""
+    return [(name, record["parts"][name]) for name in VARIANTS if name in record["parts"]]
+
+
+def _solved(panel: Mapping[str, Any]) -> str:
+    return f"{100 * panel['success']:.1f} ({100 * panel['low']:.1f} to {100 * panel['high']:.1f})"
+
+
+def _mean(points: Sequence[Mapping[str, float]], name: str, scale: float = 1.0) -> float:
+    values = [point[name] for point in points if name in point]
+    return scale * sum(values) / len(values) if values else float("nan")
