@@ -8,8 +8,9 @@ serves them all. Parts, each written to OUT/alfworld_training.json once it is ov
 
     before, sft     the whole unseen panel, greedy: the model as it came, and after imitating the expert's episodes
     ours            RL from the SFT policy for `--seconds`, or for what `--until` leaves (shared by the variants)
-    lockstep        the same with a barrier each turn: worlds step when all replies of a turn are there
-    reference       the same with MANUS_FAST_BACKEND=reference
+    ahead           the same with rollout.staleness=1: empty slots begin episodes of the next iteration
+    lockstep        as ours with a barrier each turn: worlds step when all replies of a turn are there
+    reference       as ours with MANUS_FAST_BACKEND=reference
 
 Each RL part has its curve (by seconds, environment steps and sampled tokens), its time by phase, and the panel after.
 Shares are of the training time without evaluations. generation: inside the engine; environment: inside the worlds;
@@ -147,7 +148,8 @@ class Bench:
 
     def reinforce(self, variant: str, start: Path, limit: float, environment: Any, engine: Any) -> dict[str, Any]:
         """RL from the model folder `start` for `limit` seconds."""
-        config = self.config(variant, f"model.path={start}", f"training.max_seconds={limit}")
+        own = [f"model.path={start}", f"training.max_seconds={limit}"]
+        config = self.config(variant, *own, *(["rollout.staleness=1"] if variant == "ahead" else []))
         self.say(f"{variant}: {config.algorithm} for {limit:.0f} s")
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()

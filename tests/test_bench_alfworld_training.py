@@ -33,18 +33,18 @@ def run(tmp_path_factory):
     model = make_policy(folder / "tiny", words, max_length=512, **shape)
     (folder / "config.yaml").write_text(CONFIG.replace("max_steps: 2", "max_steps: 12"))
     given = ["--config", str(folder / "config.yaml"), "--model", str(model), "--out", str(folder / "out")]
-    given += ["--variants", "ours", "lockstep", "reference", "--seconds", "0.01", "--tasks", "3"]
+    given += ["--variants", "ours", "ahead", "lockstep", "reference", "--seconds", "0.01", "--tasks", "3"]
     return folder / "out", main([*given, "--overrides", "rollout.max_traj_tokens=12", "sft.time_limit=0.3"])
 
 
 def test_every_part_is_there_and_told(run):
     out, record = run
     assert json.loads((out / "alfworld_training.json").read_text()) == record
-    assert list(record["parts"]) == ["start", "before", "sft", "ours", "lockstep", "reference"]
-    for name in ("before", "sft", "ours", "lockstep", "reference"):
+    assert list(record["parts"]) == ["start", "before", "sft", "ours", "ahead", "lockstep", "reference"]
+    for name in ("before", "sft", "ours", "ahead", "lockstep", "reference"):
         panel = record["parts"][name]["panel"]
         assert panel["split"] == "valid_unseen" and panel["tasks"] == 3 and panel["failed"] == 0
-    for name in ("ours", "lockstep", "reference"):
+    for name in ("ours", "ahead", "lockstep", "reference"):
         part = record["parts"][name]
         assert sum(part["shares"].values()) == pytest.approx(1.0)
         assert min(part["shares"].values()) > 0.0 and part["episodes"] == 8 * part["iterations"]
