@@ -262,6 +262,23 @@ def test_native_backend_needs_no_engine_and_masks_what_it_refuses(data, root, mo
         AlfWorld(backend="textworld", data_path=str(data))
 
 
+def test_an_environment_reads_a_game_once(data, monkeypatch):
+    from manus_fast.envs.alfworld import native
+
+    read, real = [], native.read_game
+    monkeypatch.setattr(native, "read_game", lambda path: read.append(path) or real(path))
+    environment = AlfWorld(backend="native", data_path=str(data))
+    task, other = environment.tasks("train")[:2]
+    seen = []
+    for _ in range(3):
+        batch = environment.make_batch(3)
+        texts, infos = batch.reset(range(3), [task, task, other], [0] * 3)
+        seen.append((texts, infos[0]["admissible"]))
+        batch.step([0], [infos[0]["admissible"][0]])
+        batch.close()
+    assert len(read) == 2 and seen[0] == seen[1] == seen[2]
+
+
 @pytest.fixture
 def mixed(data, root):
     """An environment on `auto`, a game that fits and one that does not."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
 from manus_fast.envs.alfworld.auto import AutoBatch, AutoEnvs
 from manus_fast.envs.alfworld.grammar import grammar_of
 from manus_fast.envs.alfworld.layout import TASK_TYPES
-from manus_fast.envs.alfworld.native import NativeBatch
+from manus_fast.envs.alfworld.native import NativeBatch, Worlds
 from manus_fast.envs.alfworld.panels import SPLITS, find_root, find_tasks
 from manus_fast.envs.alfworld.textworld import TextWorldEnv, engine_version, read_game
 from manus_fast.envs.base import AsyncEnvs, EnvBatch, InlineEnvs, Task, register
@@ -81,6 +82,8 @@ class AlfWorld:
         }
         self._fast = fast
         self._tasks: dict[str, list[Task]] = {}
+        # A run makes worlds anew each iteration, and a game takes milliseconds to read.
+        self._worlds: Worlds = OrderedDict()
 
     def tasks(self, split: str) -> Sequence[Task]:
         if split not in self._tasks:
@@ -106,7 +109,7 @@ class AlfWorld:
         process, one after the other, and `clone` and `restore` play a world's commands again."""
         if self.backend == "textworld":
             return EnvList(self._factory(), slots)
-        native = NativeBatch(self.root, slots, self.max_steps)
+        native = NativeBatch(self.root, slots, self.max_steps, self._worlds)
         return native if self.backend == "native" else AutoBatch(native, lambda: EnvList(self._factory(), slots))
 
     def _make_pool(self, slots: int) -> WorkerPool:
@@ -117,7 +120,7 @@ class AlfWorld:
     def make_async(self, slots: int) -> AsyncEnvs:
         if self.backend == "textworld":
             return self._make_pool(slots)
-        native = NativeBatch(self.root, slots, self.max_steps)
+        native = NativeBatch(self.root, slots, self.max_steps, self._worlds)
         return InlineEnvs(native) if self.backend == "native" else AutoEnvs(native, lambda: self._make_pool(slots))
 
 

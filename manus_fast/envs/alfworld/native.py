@@ -22,8 +22,12 @@ from manus_fast.envs.alfworld.textworld import read_game
 from manus_fast.envs.base import Task
 from manus_fast.envs.worker import describe
 
-_KEPT = 512
+_KEPT = 2048
 """Games kept in memory, some tens of kilobytes each."""
+
+Worlds = OrderedDict[tuple[Path, int], tuple[Any, str]]
+"""Games that were read: file and time of change → the world as it begins, which nothing changes, and its grammar."""
+
 _MAGIC = b"mfalfw1\n"
 
 
@@ -43,16 +47,18 @@ class NativeBatch:
 
     info of every answer: `admissible`, `success`, `steps`; of a reset also `type`, `grammar`, `backend`, `engine`,
     as in the real engine's. A game that cannot be played is `info["error"]` of its slot.
+
+    worlds: where games are kept that were read, shared with whoever has it too; None: of this batch alone.
     """
 
-    def __init__(self, root: str | os.PathLike[str], slots: int, max_steps: int = 50):
+    def __init__(self, root: str | os.PathLike[str], slots: int, max_steps: int = 50, worlds: Worlds | None = None):
         from manus_fast import _C
 
         self.root = Path(root)
         self.slots = slots
         self.max_steps = max_steps
         self._batch = _C.household.Batch(slots, max_steps)
-        self._worlds: OrderedDict[tuple[Path, int], tuple[Any, str]] = OrderedDict()
+        self._worlds: Worlds = OrderedDict() if worlds is None else worlds
         self._tasks: list[Task | None] = [None] * slots
 
     def _world(self, task: Task) -> tuple[Any, str]:
@@ -148,7 +154,7 @@ class NativeBatch:
         self._batch.restore(slot, rest)
 
     def close(self) -> None:
-        self._worlds.clear()
+        self._worlds = OrderedDict()
         self._tasks = [None] * self.slots
         self._batch = None
 
