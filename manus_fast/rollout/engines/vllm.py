@@ -17,13 +17,14 @@ import gc
 import itertools
 import logging
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from manus_fast.rollout.engine import Completion, Request, check_request, empty_completion
+from manus_fast.rollout.engines.vllm_adapters import InPlaceAdapter, adapter_options, is_adapters
 from manus_fast.rollout.engines.vllm_core import cache_bytes as bytes_for
 from manus_fast.rollout.engines.vllm_core import (
     check_installed,
@@ -64,6 +65,8 @@ class VLLMEngine:
         prefill_every: steps between two that take in new prompts, while others decode. Steps that only decode are one
             CUDA graph, and a request that waits a few steps costs less than it saves; 1 takes in prompts at once.
         whole_graphs: (CUDA) one graph for steps with new prompts too, not only for those that decode.
+        adapter_rank: above 0, `load` also takes low-rank adapters of at most this rank, which are kept apart from the
+            weights. Steps take longer than with adapters added to the weights.
 
     Raises:
         ValueError: no vLLM of a supported version, a limit below 1, an end id outside the vocabulary, a cache that
@@ -84,6 +87,7 @@ class VLLMEngine:
         max_batch_tokens: int = 8192,
         prefill_every: int = 1,
         whole_graphs: bool = False,
+        adapter_rank: int = 0,
     ):
         limits = {"max_slots": max_slots, "max_length": max_length, "prefill_every": prefill_every}
         for name, number in limits.items():
@@ -102,6 +106,9 @@ class VLLMEngine:
         self._held: dict[str, Any] = {}  # vLLM's requests that wait for the next step which takes in prompts, by name
         self._sampling: dict[tuple[float, float, int, float], Any] = {}
         self._awake, self._loaded = True, False
+        self.adapter_rank = adapter_rank
+        self.needs_weights = True
+        """Whether an adapter alone is not enough for `load`: it has no weights yet, or has slept without them."""
         self._running: dict[str, _Running] = {}  # by vLLM's name
         self._names: dict[int, str] = {}  # of the requests that are running, by id
         self._numbers = itertools.count()
@@ -130,6 +137,8 @@ class VLLMEngine:
             "enforce_eager": eager,
             "enable_sleep_mode": can_sleep and device.type == "cuda",
         }
+        if adapter_rank:
+            options |= adapter_options(adapter_rank)
         if device.type == "cuda" and not eager:
             sizes = graph_sizes(max_slots, options["max_num_batched_tokens"])
             options["compilation_config"] = {"cudagraph_capture_sizes": sizes}
@@ -152,6 +161,7 @@ class VLLMEngine:
         self._runner = self._core.model_executor.driver_worker.worker.model_runner
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self._weights = InPlaceWeights(self._runner.get_model(), shapes)
+        self._adapter = InPlaceAdapter(self._runner, adapter_rank, shapes) if adapter_rank else None
         self.load(model.named_parameters(), version=0)
 
     # Requests
@@ -176,7 +186,8 @@ class VLLMEngine:
         sampling.max_tokens = min(request.max_tokens, self.max_length - length)
         self._running[name] = _Running(request.id, self.version)
         self._names[request.id] = name
-        self._held[name] = core_request(name, request.prompt_ids, sampling)
+        adapter = None if self._adapter is None else self._adapter.request
+        self._held[name] = core_request(name, request.prompt_ids, sampling, adapter)
 
     def _sampling_of(self, request: Request) -> Any:
         """vLLM's SamplingParams: checking a new one takes longer than copying one that was checked."""
@@ -302,19 +313,23 @@ class VLLMEngine:
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Replaces all weights in place, by Hugging Face parameter name, one tensor at a time.
 
+        With `adapter_rank` there may be an adapter's tensors, under PEFT's names, after the weights or in place of them
+        (unless `needs_weights`): weights that are not given stay. An adapter that is not given is no more.
+
         Running requests go on with the new weights, what they had cached is computed anew, and their completions say
         which token came from which version. After an error the weights are a mixture: load again.
 
         Raises:
             RuntimeError: the engine sleeps: its memory is not there.
-            ValueError: a name that the model does not have, a name that is missing, another shape.
+            ValueError: a name that the model does not have, a name that is missing, another shape, an adapter that
+                does not fit or that the engine was not opened for.
         """
         self._check_open()
         if not self._awake:
             raise RuntimeError("engine: expected wake() before load(), got a sleeping engine")
         self._loaded = False
         self._synchronize()
-        self._weights.load(tensors)
+        self._place(tensors)
         self._synchronize()
         # Running requests are put back into the queue; a frame in flight came from the old weights and is dropped.
         self._client.reset_prefix_cache(reset_running_requests=True)
@@ -322,6 +337,27 @@ class VLLMEngine:
         self.version = version
         for running in self._running.values():
             running.restart(version)
+
+    def _place(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        if self._adapter is None:
+            self._weights.load(tensors)
+            return
+        apart: dict[str, torch.Tensor] = {}
+
+        def weights() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in tensors:
+                if is_adapters(name):
+                    apart[name] = tensor
+                else:
+                    yield name, tensor
+
+        given = weights()
+        first = next(given, None)
+        if first is not None or self.needs_weights or not apart:
+            self.needs_weights = True
+            self._weights.load(given if first is None else itertools.chain([first], given))
+            self.needs_weights = False
+        self._adapter.load(apart)
 
     def sleep(self, level: int) -> None:
         """Gives memory back: level 1 the cache (weights wait in host memory), level 2 the weights too, which then must
@@ -340,7 +376,7 @@ class VLLMEngine:
             self._client.sleep(level, mode="keep")
         self._awake = False
         if level == 2:
-            self._loaded = False
+            self._loaded, self.needs_weights = False, True
 
     def wake(self) -> None:
         if not self._awake:
@@ -358,7 +394,7 @@ class VLLMEngine:
             _open = None
         client, self._client = self._client, None
         # vLLM lets go of its tensors; what we keep of them would hold their memory.
-        self._core = self._runner = self._weights = None
+        self._core = self._runner = self._weights = self._adapter = None
         self._held.clear()
         keep_allocators()
         client.shutdown()

@@ -190,8 +190,9 @@ def open_core(model: Any, options: dict[str, Any]) -> Any:
         torch.set_num_threads(threads)
 
 
-def core_request(name: str, prompt_ids: np.ndarray, sampling: Any) -> Any:
-    """vLLM's EngineCoreRequest for int [L] token ids and SamplingParams, under a name it has never seen."""
+def core_request(name: str, prompt_ids: np.ndarray, sampling: Any, adapter: Any = None) -> Any:
+    """vLLM's EngineCoreRequest for int [L] token ids, SamplingParams and a LoRARequest, under a name it has never
+    seen."""
     from vllm.v1.engine import EngineCoreRequest
 
     return EngineCoreRequest(
@@ -201,7 +202,7 @@ def core_request(name: str, prompt_ids: np.ndarray, sampling: Any) -> Any:
         sampling_params=sampling,
         pooling_params=None,
         arrival_time=time.time(),
-        lora_request=None,
+        lora_request=adapter,
         cache_salt=None,
         data_parallel_rank=None,
     )
