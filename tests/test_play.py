@@ -8,6 +8,7 @@ import pytest
 
 from manus_fast import cli
 from manus_fast.agent.protocol import Protocol
+from manus_fast.commands.play import Completer
 from manus_fast.data.load import load_conversations
 from manus_fast.envs import make
 
@@ -106,3 +107,23 @@ def test_a_record_goes_on_after_a_line_without_an_end(play, tmp_path, capsys):
     assert "demonstration 2 of" in play([action for action, _ in COMMANDS], "--record", file)[1]
     dropped = Counter()
     assert len(list(load_conversations(str(file), dropped, Protocol()))) == 1 and dropped == {"truncated JSON": 1}
+
+
+def test_a_shop_is_shown_line_by_line_with_its_rules_and_score(monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("MANUS_FAST_CACHE", str(tmp_path))
+    lines = ["fly", "7", "search[blue]", "3", "click[buy now]"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+    small = "environment.options={num_products: 72, num_goals: 1501, nouns: rule}"
+    record = tmp_path / "x.jsonl"
+    assert cli.main(["play", "webshop", small, "--record", str(record)]) == 0
+    shown = capsys.readouterr().out
+    assert "search[keywords]: search for products" in shown and "[SEP]" not in shown
+    assert "\nInstruction:\nFind me " in shown and "'fly' is no command here" in shown
+    assert "expected a command, got 7" in shown and "'search[blue]' is no" not in shown
+    assert "over, not solved after 4 steps, score 0\n" in shown
+
+
+def test_commands_are_completed():
+    complete = Completer(["go to desk 1", "go to desk 2", "look"])
+    assert [complete("go to", n) for n in range(3)] == ["go to desk 1", "go to desk 2", None]
+    assert complete("look", 0) == "look" and complete("x", 0) is None

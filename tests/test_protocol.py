@@ -28,11 +28,12 @@ PIECES = st.sampled_from(["Act:", "Action:", "Think:", "Act", "<act>", "</act>",
 
 @pytest.mark.parametrize("style", STYLES)
 @given(st.lists(PIECES, max_size=6).map("".join), st.lists(PIECES, min_size=1, max_size=6).map("".join))
-def test_reads_back_is_what_the_parser_says(style, thought, action):
+def test_a_target_is_what_the_parser_reads_back(style, thought, action):
     thought, action = thought.strip(), action.strip() or "look"
     protocol = Protocol(style)
-    expected = protocol.parse(protocol.render(thought, action)).action == action
-    assert protocol.reads_back(thought, action) is expected
+    text = protocol.render(thought, action)
+    expected = text if protocol.parse(text).action == action else None
+    assert protocol.target(thought, action) == expected
 
 
 @pytest.mark.parametrize("style", STYLES)

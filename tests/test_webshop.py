@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import tracemalloc
 
 import pytest
@@ -256,3 +257,55 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MANUS_FAST_CACHE", str(tmp_path / "file"))
     with pytest.raises(ValueError, match="MANUS_FAST_CACHE"):
         envs.make("webshop", num_products=100, num_goals=1600).tasks("test")
+
+
+def test_a_task_is_the_same_whatever_seed_slot_or_batch_it_is_played_with(shop):
+    """Prices, limits and pages hang on the task alone, so that a panel measures the same everywhere."""
+    task = shop.tasks("test")[7]
+    played = set()
+    for slots, slot, seed in ((1, 0, 0), (5, 3, 1), (5, 4, 2**40)):
+        batch = shop.make_batch(slots)
+        (text,), _ = batch.reset([slot], [task], [seed])
+        pages = [text]
+        for action in ("search[red chair]", "click[next >]", batch.expert([slot])[0][0], "click[buy now]"):
+            (text,), (reward,), *_ = batch.step([slot], [action])
+            pages.append(f"{text} {reward}")
+        played.add(tuple(pages))
+    assert len(played) == 1
+
+
+def test_batches_that_come_and_go_leave_no_file_or_thread_open(shop):
+    def opened():
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    tasks = shop.tasks("test")[:4]
+    for number in range(101):
+        worlds = shop.make_async(4)
+        batch = shop.make_batch(4)
+        batch.reset(range(4), tasks, [0] * 4)
+        batch.step(range(4), batch.expert(range(4))[0])
+        batch.close()
+        worlds.close()
+        if number == 0:
+            before = opened()
+    assert opened() == before
+    with pytest.raises(ValueError, match="expected one with a task"):
+        batch.step([0], ["search[x]"])
+
+
+def test_what_a_model_may_write_neither_breaks_nor_moves_a_world(shop):
+    """Whatever is no command leaves the page as it is; a search may hold anything."""
+    batch = shop.make_batch(1)
+    (first,), _ = batch.reset([0], shop.tasks("test")[:1], [0])
+    odd = ["", "search[]", "search[ ]", "click[]", "click", "search", "buy now", "[x]", "\x00", "click[buy now",
+           "CLICK[back to search]", "(no action)", "click[\ud83d]", "x" * 100_000]  # fmt: skip
+    for action in odd[:10]:
+        (text,), (reward,), (over,), _, _ = batch.step([0], [action])
+        assert (text, reward, over) == (first, 0, False), action
+    batch.reset([0], shop.tasks("test")[:1], [0])
+    for action in odd[10:]:
+        assert batch.step([0], [action])[0] == [first], action[:20]
+    for words in ("\ud83d", "' OR 1=1 --", "%s {0} \x00", "word " * 3000, "火 🙂", "]", "a]b["):
+        (text,), *_ = batch.step([0], [f"search[{words}]"])
+        assert "Page 1" in text
+        batch.reset([0], shop.tasks("test")[:1], [0])

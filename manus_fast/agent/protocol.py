@@ -80,6 +80,8 @@ class Protocol:
         self.style = style
         self.show_admissible = show_admissible
         self._style = _STYLES[style]
+        # What stands around the thought and the action: joining them is several times as fast as a template.
+        self._around = re.split(r"%\(\w+\)s", self._style.template)
 
     def system_prompt(self, instructions: str) -> str:
         """The system message: the environment's own instructions, then the reply format."""
@@ -97,15 +99,24 @@ class Protocol:
         if "\n" in thought or "\n" in action:
             name, value = ("thought", thought) if "\n" in thought else ("action", action)
             raise ValueError(f"{name}: expected one line, got {value!r}")
-        return self._style.template % {"thought": thought, "action": action}
+        return self._joined(thought, action)
 
-    def reads_back(self, thought: str, action: str) -> bool:
-        """Whether `parse(render(thought, action))` has this very action. Both are stripped lines."""
+    def target(self, thought: str, action: str) -> str | None:
+        """`render(thought, action)`, or None where `parse` would not read this very action from it. Both are stripped
+        lines."""
+        text = self._joined(thought, action)
         # Text without a mark reads back by the form itself; only what may quote one needs the parser.
         mark = self._style.mark
-        return (mark not in thought and mark not in action) or (
-            self.parse(self.render(thought, action)).action == action
-        )
+        if (mark in thought or mark in action) and self.parse(text).action != action:
+            return None
+        return text
+
+    def _joined(self, thought: str, action: str) -> str:
+        if self._style.thought is None:
+            before, after = self._around
+            return f"{before}{action}{after}"
+        before, between, after = self._around
+        return f"{before}{thought}{between}{action}{after}"
 
     def parse(self, text: str) -> Parsed:
         """Reads a reply: the last complete action block that follows a thought.

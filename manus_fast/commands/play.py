@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from manus_fast.data.react import Step
     from manus_fast.envs.base import Environment, Task
 
-_HELP = "Type a number or a command; undo takes the last one back, rules shows the rules, quit ends."
+_HELP = "Type a command or its number; undo takes the last one back, rules shows the rules, quit ends."
 
 
 @dataclass
@@ -78,10 +79,11 @@ def _game(environment: Environment, task: Task, seed: int, thoughts: bool) -> tu
         past: list[_Moment] = []
         steps: list[Step] = []
         reward = 0.0
-        typer.echo(f"{task.id}\n{_HELP}\n\n{observation}")
+        readable = getattr(environment, "readable", str)
+        typer.echo(f"{task.id}\n\n{environment.instructions.strip()}\n{_HELP}\n\n{readable(observation)}")
         _list(info)
         while True:
-            words = _ask(f"[{len(steps)}/{environment.max_steps}] > ")
+            words = _ask(f"[{len(steps)}/{environment.max_steps}] > ", info.get("admissible"))
             admissible = info.get("admissible") or []
             if words is None or (words == "quit" and words not in admissible):
                 typer.echo("ended before the task was solved")
@@ -89,7 +91,7 @@ def _game(environment: Environment, task: Task, seed: int, thoughts: bool) -> tu
             if not words:
                 continue
             if words == "rules" and words not in admissible:
-                typer.echo(f"{environment.instructions}\n{_HELP}")
+                typer.echo(f"{environment.instructions.strip()}\n{_HELP}")
                 _list(info)
                 continue
             if words == "undo" and words not in admissible:
@@ -102,12 +104,13 @@ def _game(environment: Environment, task: Task, seed: int, thoughts: bool) -> tu
                     batch.restore(0, moment.state)
                     observation, info, reward = moment.observation, moment.info, moment.reward
                     steps.pop()
-                    typer.echo(f"taken back\n\n{observation}")
+                    typer.echo(f"taken back\n\n{readable(observation)}")
                     _list(info)
                 continue
             if words.isdecimal() and words not in admissible:
                 if not 1 <= int(words) <= len(admissible):
-                    typer.echo(f"expected a number from 1 to {len(admissible)}, got {words}")
+                    wanted = f"a number from 1 to {len(admissible)}" if admissible else "a command"
+                    typer.echo(f"expected {wanted}, got {words}")
                     continue
                 words = admissible[int(words) - 1]
                 typer.echo(words)
@@ -120,11 +123,14 @@ def _game(environment: Environment, task: Task, seed: int, thoughts: bool) -> tu
             if "error" in info:
                 raise RuntimeError(f"{environment.name}: {info['error']}")
             reward += float(rewards[0])
-            typer.echo(f"\n{observation}\nreward {float(rewards[0]):g} (sum {reward:g})")
+            if not accepted:
+                typer.echo(f"{words!r} is no command here (rules shows what is)")
+            typer.echo(f"\n{readable(observation)}\nreward {float(rewards[0]):g} (sum {reward:g})")
             if terminated[0] or truncated[0] or len(steps) >= environment.max_steps:
                 success = bool(info.get("success", False))
                 end = "solved" if success else "over, not solved" if terminated[0] else "cut by the step limit"
-                typer.echo(f"{end} after {len(steps)} steps")
+                score = f", score {info['score']:g}" if "score" in info else ""
+                typer.echo(f"{end} after {len(steps)} steps{score}")
                 return success, steps
             _list(info)
     finally:
@@ -144,14 +150,37 @@ def _list(info: dict[str, Any]) -> None:
         typer.echo(f"{number:3d}  {command}")
 
 
-def _ask(prompt: str) -> str | None:
-    """One line of standard input, None at its end."""
-    typer.echo(prompt, nl=False)
-    line = sys.stdin.readline()
-    if not line:
+def _ask(prompt: str, commands: Sequence[str] | None = None) -> str | None:
+    """One line of standard input, None at its end. A person at a terminal can edit it, go back to earlier lines, and
+    have commands completed by the tab key."""
+    if not sys.stdin.isatty():
+        typer.echo(prompt, nl=False)
+        line = sys.stdin.readline()
+        if not line:
+            typer.echo()
+            return None
+        return " ".join(line.split())
+    import readline
+
+    readline.set_completer(Completer(commands or ()))
+    readline.set_completer_delims("")  # a command has spaces
+    readline.parse_and_bind("tab: complete")
+    try:
+        return " ".join(input(prompt).split())
+    except EOFError:
         typer.echo()
         return None
-    return " ".join(line.split())
+
+
+class Completer:
+    """What readline asks for completions: the commands that begin as the line does."""
+
+    def __init__(self, commands: Sequence[str]):
+        self._commands = commands
+
+    def __call__(self, text: str, number: int) -> str | None:
+        fitting = [command for command in self._commands if command.startswith(text)]
+        return fitting[number] if number < len(fitting) else None
 
 
 def _check_record(file: Path) -> None:

@@ -14,6 +14,8 @@ _THOUGHT = re.compile(r"(?:Think|Thought|THOUGHT)\s*:\s*")
 _MARK = re.compile(r"(?:Act|Action|ACTION)\s*:[ \t]*")
 _INPUT = re.compile(r"\n\s*Action Input\s*:\s*")
 _FENCE = re.compile(r"```(\w*)[ \t]*\n(.*?)```", re.DOTALL)
+_decode = json.JSONDecoder().raw_decode
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 _TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
@@ -79,9 +81,10 @@ def rewritten(messages: Iterable[dict[str, Any]], protocol: Protocol) -> list[di
         if message["role"] == "assistant" and message.get("trainable", True):
             thought, action, _ = _read(message["content"])
             # Whatever a thought quotes, the reply must read back as this very action.
-            if not protocol.reads_back(thought, action):
+            target = protocol.target(thought, action)
+            if target is None:
                 raise MalformedRow("ambiguous action")
-            message = {**message, "content": protocol.render(thought, action)}
+            message = {**message, "content": target}
         made.append(message)
     return made
 
@@ -108,7 +111,10 @@ def _marks(text: str) -> tuple[int, int, str]:
 
 
 def _line(text: str) -> str:
-    line = " ".join(text.split())
+    line = text.strip()
+    # Printable means without any white space but spaces: most thoughts are one line already, and found so sooner.
+    if "  " in line or not line.isprintable():
+        line = " ".join(line.split())
     if line[:1] == "T":
         if line.startswith("Think: "):
             return line[7:]
@@ -138,13 +144,13 @@ def _code(fence: re.Match[str]) -> str:
 
 def _loads(text: str) -> Any:
     try:
-        return json.JSONDecoder().raw_decode(text.strip())[0]
+        return _decode(text.strip())[0]
     except (ValueError, RecursionError) as error:
         raise MalformedRow("truncated JSON") from error
 
 
 def _compact(text: str) -> str:
-    return json.dumps(_loads(text), ensure_ascii=False)
+    return _encode(_loads(text))
 
 
 def _call(value: Any) -> tuple[str, str]:
@@ -156,5 +162,5 @@ def _call(value: Any) -> tuple[str, str]:
         raise MalformedRow("no action")
     given = next((value[key] for key in ("arguments", "parameters", "action_input") if key in value), None)
     thought = value.get("thought", "")
-    words = f"{name.strip()} {given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)}"
+    words = f"{name.strip()} {given if isinstance(given, str) else _encode(given)}"
     return _line(thought) if isinstance(thought, str) else "", _one(name if given is None else words)

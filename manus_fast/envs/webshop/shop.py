@@ -186,6 +186,10 @@ class WebShop:
         }  # fmt: skip
         """What results say about how they came about."""
 
+    def readable(self, observation: str) -> str:
+        """An observation as `manus-fast play` shows it to a person: one part of the page a line."""
+        return observation.replace(" [SEP] ", "\n") if self._mode == "text" else observation
+
     def tasks(self, split: str) -> list[Task]:
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
