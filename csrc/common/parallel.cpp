@@ -17,27 +17,7 @@
 namespace manus_fast {
 namespace {
 
-struct Job {
-  const std::function<void(std::int64_t, std::int64_t)>* body;
-  std::int64_t n;
-  std::int64_t chunk;
-  std::atomic<std::int64_t> next{0};
-  std::mutex error_mutex;
-  std::exception_ptr error;
-
-  void run() {
-    for (;;) {
-      const std::int64_t begin = next.fetch_add(chunk);
-      if (begin >= n) return;
-      try {
-        (*body)(begin, std::min(begin + chunk, n));
-      } catch (...) {
-        const std::lock_guard<std::mutex> lock(error_mutex);
-        if (!error) error = std::current_exception();
-      }
-    }
-  }
-};
+using Body = std::function<void(std::int64_t, std::int64_t)>;
 
 thread_local bool inside_pool = false;
 
@@ -57,65 +37,134 @@ bool spin_until(const Ready& ready) {
   return false;
 }
 
+// One share of a phase's range: a thread's own, of which others take when theirs is done.
+struct alignas(64) Share {
+  std::atomic<std::int64_t> next{0};
+  std::int64_t end = 0;
+};
+
+// All chunks of one phase.
+struct Phase {
+  const Body* body = nullptr;
+  std::vector<Share> shares;
+  alignas(64) std::atomic<std::int64_t> left{0};  // iterations that have not ended
+
+  void prepare(const Body& work, std::int64_t n, std::int64_t chunk, int threads) {
+    body = &work;
+    left.store(n);
+    shares = std::vector<Share>(threads);
+    const std::int64_t chunks = (n + chunk - 1) / chunk;
+    for (int i = 0; i < threads; ++i) {
+      shares[i].next = std::min(n, chunks * i / threads * chunk);
+      shares[i].end = std::min(n, chunks * (i + 1) / threads * chunk);
+    }
+  }
+};
+
+struct Job {
+  Phase phases[2];
+  int count = 1;  // phases in use
+  std::int64_t chunk = 1;
+  std::atomic<bool> failed{false};
+  std::mutex error_mutex;
+  std::exception_ptr error;
+
+  void run_chunk(Phase& phase, std::int64_t begin, std::int64_t end) {
+    try {
+      (*phase.body)(begin, end);
+    } catch (...) {
+      const std::lock_guard<std::mutex> lock(error_mutex);
+      if (!error) error = std::current_exception();
+      failed.store(true);
+    }
+    phase.left.fetch_sub(end - begin);
+  }
+
+  // Takes chunks, of its own share first, until none is left.
+  void drain(Phase& phase, int thread) {
+    const int threads = static_cast<int>(phase.shares.size());
+    for (int i = 0; i < threads; ++i) {
+      Share& share = phase.shares[(thread + i) % threads];
+      for (;;) {
+        const std::int64_t begin = share.next.load() < share.end ? share.next.fetch_add(chunk) : share.end;
+        if (begin >= share.end) break;
+        run_chunk(phase, begin, std::min(begin + chunk, share.end));
+      }
+    }
+  }
+
+  void run(int thread) {
+    drain(phases[0], thread);
+    if (count == 1) return;
+    // Every chunk has been taken by a thread that runs it: none waits for one that has not woken up.
+    const auto ended = [this] { return phases[0].left.load() == 0; };
+    if (!spin_until(ended)) {
+      while (!ended()) std::this_thread::yield();
+    }
+    if (!failed.load()) drain(phases[1], thread);
+  }
+};
+
 class Pool {
  public:
   explicit Pool(int workers) : pid_(getpid()) {
-    for (int i = 0; i < workers; ++i) threads_.emplace_back([this] { loop(); });
+    for (int i = 0; i < workers; ++i) threads_.emplace_back([this, i] { loop(i + 1); });
   }
 
   ~Pool() {
+    stopping_.store(true);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      stopping_ = true;
+      wake_.notify_all();
     }
-    wake_.notify_all();
     for (std::thread& thread : threads_) thread.join();
   }
 
   int workers() const { return static_cast<int>(threads_.size()); }
   bool same_process() const { return pid_ == getpid(); }
 
+  // The mutex is for threads that sleep. Threads that are awake meet over atomics, all sequentially consistent: of two
+  // that each announce something and then look for what the other announced, at least one sees it.
   void run(Job& job) {
-    {
+    job_.store(&job);
+    generation_.fetch_add(1);
+    if (sleepers_.load() > 0) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      job_ = &job;
-      ++generation_;
+      wake_.notify_all();
     }
-    wake_.notify_all();
     inside_pool = true;
-    job.run();
+    job.run(0);
     inside_pool = false;
     // Every chunk is taken. Wait for the threads that took one, not for those that have not woken up: on a busy
     // machine they may not get a core for long.
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      job_ = nullptr;
-    }
-    spin_until([this] { return active_ == 0; });
+    job_.store(nullptr);
+    const auto idle = [this] { return active_.load() == 0; };
+    if (spin_until(idle)) return;
     std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return active_ == 0; });
+    waiting_.store(true);
+    done_.wait(lock, idle);
+    waiting_.store(false);
   }
 
  private:
-  void loop() {
+  void loop(int thread) {
     inside_pool = true;
     std::uint64_t seen = 0;
+    const auto called = [&] { return stopping_.load() || generation_.load() != seen; };
     for (;;) {
-      Job* job = nullptr;
-      spin_until([&] { return stopping_ || generation_ != seen; });
-      {
+      if (!spin_until(called)) {
         std::unique_lock<std::mutex> lock(mutex_);
-        wake_.wait(lock, [&] { return stopping_ || generation_ != seen; });
-        if (stopping_) return;
-        seen = generation_;
-        job = job_;
-        if (!job) continue;
-        ++active_;
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, called);
+        sleepers_.fetch_sub(1);
       }
-      job->run();
-      {
+      if (stopping_.load()) return;
+      seen = generation_.load();
+      active_.fetch_add(1);  // before the look at job_: the caller clears it, then waits for active_ to be 0
+      if (Job* job = job_.load()) job->run(thread);
+      if (active_.fetch_sub(1) == 1 && waiting_.load()) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (--active_ == 0) done_.notify_one();
+        done_.notify_one();
       }
     }
   }
@@ -124,11 +173,12 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable done_;
-  Job* job_ = nullptr;
-  // Written under the mutex; atomic because spin_until reads them without it.
-  std::atomic<int> active_{0};
-  std::atomic<std::uint64_t> generation_{0};
+  alignas(64) std::atomic<std::uint64_t> generation_{0};
+  std::atomic<Job*> job_{nullptr};
   std::atomic<bool> stopping_{false};
+  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<int> active_{0};
+  std::atomic<bool> waiting_{false};
   std::vector<std::thread> threads_;
 };
 
@@ -149,25 +199,37 @@ void set_num_threads(int n) {
   wanted_threads.store(n);
 }
 
-void parallel_for(std::int64_t n, std::int64_t grain,
-                  const std::function<void(std::int64_t, std::int64_t)>& body) {
+namespace {
+
+// Runs the phases (the second may be null) on the pool, or inline where one chunk is enough.
+void run_parallel(std::int64_t n, std::int64_t grain, const Body& first, const Body* second) {
   if (n <= 0) return;
   grain = std::max<std::int64_t>(1, grain);
   const int threads = num_threads();
   if (threads == 1 || n <= grain || inside_pool) {
-    body(0, n);
+    first(0, n);
+    if (second) (*second)(0, n);
     return;
   }
   const std::lock_guard<std::mutex> lock(pool_mutex);
   if (pool && !pool->same_process()) pool.release();  // after fork the parent's threads do not exist here
   if (!pool || pool->workers() != threads - 1) pool = std::make_unique<Pool>(threads - 1);
   Job job;
-  job.body = &body;
-  job.n = n;
   // Four chunks a thread: evens out uneven iterations without contention on the counter.
   job.chunk = std::max(grain, (n + threads * 4 - 1) / (threads * 4));
+  job.count = second ? 2 : 1;
+  job.phases[0].prepare(first, n, job.chunk, threads);
+  if (second) job.phases[1].prepare(*second, n, job.chunk, threads);
   pool->run(job);
   if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace
+
+void parallel_for(std::int64_t n, std::int64_t grain, const Body& body) { run_parallel(n, grain, body, nullptr); }
+
+void parallel_phases(std::int64_t n, std::int64_t grain, const Body& first, const Body& second) {
+  run_parallel(n, grain, first, &second);
 }
 
 }  // namespace manus_fast

@@ -1,6 +1,7 @@
 // One process-wide pool of std::threads. OpenMP is not used: its runtime confuses ThreadSanitizer and
 // fights with torch's own pool. Work is split into contiguous chunks, so a loop whose iterations are
-// independent gives the same result for every thread count.
+// independent gives the same result for every thread count. Each thread begins with its own share of the range, the
+// same in every loop of that length, and takes of the others' when it is done: what it wrote last time is in its cache.
 #pragma once
 
 #include <cstdint>
@@ -17,5 +18,11 @@ void set_num_threads(int n);
 // thrown by a chunk is rethrown in the caller after every chunk has ended.
 void parallel_for(std::int64_t n, std::int64_t grain,
                   const std::function<void(std::int64_t, std::int64_t)>& body);
+
+// As parallel_for with `first` and then with `second`, for one wake-up of the threads: `second` begins when `first` has
+// ended everywhere, and not at all where a chunk of it threw.
+void parallel_phases(std::int64_t n, std::int64_t grain,
+                     const std::function<void(std::int64_t, std::int64_t)>& first,
+                     const std::function<void(std::int64_t, std::int64_t)>& second);
 
 }  // namespace manus_fast

@@ -146,10 +146,8 @@ void TreeBatch::select_trees(const std::int32_t* which, std::int64_t begin, std:
   }
 }
 
-void TreeBatch::select(const std::int32_t* which, std::int64_t count, int leaves, LeafRows out) {
-  MF_CHECK(leaves >= 1 && leaves <= static_cast<int>(kMaxInFlight), "leaves: expected 1 to ", kMaxInFlight, ", got ",
-           leaves);
-  for (std::int64_t i = 0; i < count; ++i) {
+void TreeBatch::check_select(const std::int32_t* which, std::int64_t begin, std::int64_t end, int leaves) {
+  for (std::int64_t i = begin; i < end; ++i) {
     const std::int32_t index = which ? which[i] : static_cast<std::int32_t>(i);
     const Tree& tree = checked_tree(index);
     MF_CHECK(!which || i == 0 || which[i] > which[i - 1], "trees: expected indices in ascending order, got ", index,
@@ -159,9 +157,15 @@ void TreeBatch::select(const std::int32_t* which, std::int64_t count, int leaves
     MF_CHECK(tree.visits + kMaxInFlight < kVisitMask, "select: tree ", index, " has used up its ", kVisitMask,
              " visits; advance or reset it");
   }
-  parallel_for(count, kGrain, [&](std::int64_t begin, std::int64_t end) {
-    select_trees(which, begin, end, leaves, out);
-  });
+}
+
+void TreeBatch::select(const std::int32_t* which, std::int64_t count, int leaves, LeafRows out) {
+  MF_CHECK(leaves >= 1 && leaves <= static_cast<int>(kMaxInFlight), "leaves: expected 1 to ", kMaxInFlight, ", got ",
+           leaves);
+  parallel_phases(
+      count, kGrain,
+      [&](std::int64_t begin, std::int64_t end) { check_select(which, begin, end, leaves); },
+      [&](std::int64_t begin, std::int64_t end) { select_trees(which, begin, end, leaves, out); });
 }
 
 }  // namespace manus_fast::search

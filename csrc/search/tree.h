@@ -163,6 +163,7 @@ class TreeBatch {
 
  private:
   struct Cursor;
+  void check_select(const std::int32_t* which, std::int64_t begin, std::int64_t end, int leaves);
   void select_trees(const std::int32_t* which, std::int64_t begin, std::int64_t end, int leaves, const LeafRows& out);
   bool descend(Cursor& cursor);
   void finish(Cursor& cursor, Status status);
@@ -172,7 +173,7 @@ class TreeBatch {
   bool backup_step(Tree& tree, std::int32_t& id, double& value, std::uint32_t in_flight);
   void leave_flight(Tree& tree, std::int32_t id);
   void claim(std::int64_t begin, std::int64_t end, const LeafRows& rows, const Answers& answers, double* sums);
-  void claim_all(std::int64_t count, const LeafRows& rows, const Answers& answers, double* sums);
+  void unclaim(std::int64_t count, const LeafRows& rows);
   bool ended_here(Tree& tree, std::int32_t id);
   void apply(std::int64_t begin, std::int64_t end, const LeafRows& rows, const Answers& answers, const double* sums,
              bool backup);
@@ -187,6 +188,7 @@ class TreeBatch {
   std::size_t stride_;
   std::vector<Tree> trees_;
   std::vector<Root> roots_;
+  std::vector<double> sums_;  // of each row's priors, from its check to its expansion
   struct Free {
     void operator()(void* memory) const;
   };

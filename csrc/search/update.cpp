@@ -19,21 +19,21 @@ constexpr double kLargest = 1e100;  // sums of 2^24 such values stay far from in
 
 bool usable(double value) { return std::fabs(value) <= kLargest; }  // false for NaN too
 
-// Calls body(begin, end) in parallel on chunks of rows cut between trees: rows of one tree stay in order.
+bool ascending(std::int64_t count, const std::int32_t* tree) {
+  bool result = true;
+  for (std::int64_t i = 1; i < count; ++i) result &= tree[i] >= tree[i - 1];
+  return result;
+}
+
+// Makes of body(begin, end) one whose chunks are cut between trees: the rows of a tree stay in order.
 template <typename Body>
-void for_row_chunks(std::int64_t count, const std::int32_t* tree, const Body& body) {
-  bool ascending = true;
-  for (std::int64_t i = 1; i < count && ascending; ++i) ascending = tree[i] >= tree[i - 1];
-  if (!ascending) {
-    body(0, count);
-    return;
-  }
-  parallel_for(count, kGrain, [&](std::int64_t begin, std::int64_t end) {
+auto between_trees(std::int64_t count, const std::int32_t* tree, const Body& body) {
+  return [=](std::int64_t begin, std::int64_t end) {
     while (begin > 0 && begin < end && tree[begin] == tree[begin - 1]) ++begin;
     if (begin == end) return;  // one tree's rows, taken by the chunk in which they start
     while (end < count && tree[end] == tree[end - 1]) ++end;
     body(begin, end);
-  });
+  };
 }
 
 }  // namespace
@@ -213,27 +213,31 @@ void TreeBatch::apply(std::int64_t begin, std::int64_t end, const LeafRows& rows
 }
 
 void TreeBatch::run_rows(std::int64_t count, const LeafRows& rows, const Answers& answers, bool backup) {
-  std::vector<double> sums(answers.priors ? count : 0);
-  claim_all(count, rows, answers, sums.data());
-  for_row_chunks(count, rows.tree, [&](std::int64_t begin, std::int64_t end) {
-    apply(begin, end, rows, answers, sums.data(), backup);
-  });
+  if (answers.priors && sums_.size() < static_cast<std::size_t>(count)) sums_.resize(count);
+  double* sums = sums_.data();
+  const auto check = [&](std::int64_t begin, std::int64_t end) { claim(begin, end, rows, answers, sums); };
+  const auto change = [&](std::int64_t begin, std::int64_t end) { apply(begin, end, rows, answers, sums, backup); };
+  try {
+    if (ascending(count, rows.tree)) {
+      parallel_phases(count, kGrain, between_trees(count, rows.tree, check), between_trees(count, rows.tree, change));
+    } else {
+      check(0, count);
+      change(0, count);
+    }
+  } catch (...) {
+    unclaim(count, rows);
+    throw;
+  }
 }
 
-void TreeBatch::claim_all(std::int64_t count, const LeafRows& rows, const Answers& answers, double* sums) {
-  try {
-    for_row_chunks(count, rows.tree, [&](std::int64_t begin, std::int64_t end) {
-      claim(begin, end, rows, answers, sums);
-    });
-  } catch (...) {
-    for (std::int64_t row = 0; row < count; ++row) {
-      if (rows.status[row] != kEvaluate || rows.tree[row] < 0 || rows.tree[row] >= num_trees()) continue;
-      Tree& tree = trees_[rows.tree[row]];
-      const std::int32_t id = rows.node[row];
-      if (id < 0 || id >= tree.num_nodes) continue;
-      if (tree.nodes[id].num_actions == kClaimed) tree.nodes[id].num_actions = kPending;
-    }
-    throw;
+// After a row that was refused: what was marked is in flight as before.
+void TreeBatch::unclaim(std::int64_t count, const LeafRows& rows) {
+  for (std::int64_t row = 0; row < count; ++row) {
+    if (rows.status[row] != kEvaluate || rows.tree[row] < 0 || rows.tree[row] >= num_trees()) continue;
+    Tree& tree = trees_[rows.tree[row]];
+    const std::int32_t id = rows.node[row];
+    if (id < 0 || id >= tree.num_nodes) continue;
+    if (tree.nodes[id].num_actions == kClaimed) tree.nodes[id].num_actions = kPending;
   }
 }
 
@@ -292,7 +296,12 @@ void TreeBatch::drop_one(std::int32_t index, std::int32_t node) {
 }
 
 void TreeBatch::drop(std::int64_t count, const LeafRows& rows, bool fail) {
-  claim_all(count, rows, Answers{}, nullptr);
+  try {
+    claim(0, count, rows, Answers{}, nullptr);
+  } catch (...) {
+    unclaim(count, rows);
+    throw;
+  }
   for (std::int64_t row = 0; row < count; ++row) {
     if (rows.status[row] != kEvaluate) continue;
     Tree& tree = trees_[rows.tree[row]];

@@ -1,0 +1,109 @@
+// The thread pool: every iteration once, phases in order, errors, threads that sleep and threads that are awake.
+#include <doctest/doctest.h>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "common/parallel.h"
+
+using manus_fast::parallel_for;
+using manus_fast::parallel_phases;
+using manus_fast::set_num_threads;
+
+namespace {
+
+struct Threads {
+  explicit Threads(int n) : before(manus_fast::num_threads()) { set_num_threads(n); }
+  ~Threads() { set_num_threads(before); }
+  int before;
+};
+
+}  // namespace
+
+TEST_CASE("every iteration runs once, in chunks of at least the grain") {
+  for (const int threads : {1, 2, 3, 7}) {
+    const Threads set(threads);
+    for (const std::int64_t n : {1, 2, 31, 32, 33, 100, 1023, 4097}) {
+      for (const std::int64_t grain : {1, 32, 5000}) {
+        std::vector<std::atomic<int>> seen(n);
+        std::atomic<int> small{0};
+        parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+          if (end - begin < grain && end != n) ++small;
+          for (std::int64_t i = begin; i < end; ++i) ++seen[i];
+        });
+        for (std::int64_t i = 0; i < n; ++i) REQUIRE(seen[i] == 1);
+        CHECK(small == 0);
+      }
+    }
+  }
+}
+
+TEST_CASE("the second phase begins when the first has ended everywhere") {
+  for (const int threads : {1, 2, 4}) {
+    const Threads set(threads);
+    for (int repeat = 0; repeat < 500; ++repeat) {
+      // Plain ints: a thread sanitizer also sees that the phases are ordered.
+      std::vector<int> first(257, 0), second(257, 0);
+      parallel_phases(
+          257, 8,
+          [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) first[i] = static_cast<int>(i) + repeat;
+          },
+          [&](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) second[i] = first[256 - i];  // written by another chunk
+          });
+      for (int i = 0; i < 257; ++i) REQUIRE(second[i] == 256 - i + repeat);
+    }
+  }
+}
+
+TEST_CASE("an error of the first phase is thrown and keeps the second from running") {
+  for (const int threads : {1, 3}) {
+    const Threads set(threads);
+    std::atomic<int> second{0};
+    const auto fail = [](std::int64_t begin, std::int64_t end) {
+      if (begin <= 70 && 70 < end) throw std::runtime_error("seventy");
+    };
+    CHECK_THROWS_WITH(parallel_phases(100, 4, fail, [&](std::int64_t, std::int64_t) { ++second; }), "seventy");
+    CHECK(second == 0);
+    CHECK_THROWS_WITH(parallel_phases(100, 4, [](std::int64_t, std::int64_t) {}, fail), "seventy");
+    std::atomic<std::int64_t> after{0};  // the pool is as good as before
+    parallel_for(100, 4, [&](std::int64_t begin, std::int64_t end) { after += end - begin; });
+    CHECK(after == 100);
+  }
+}
+
+TEST_CASE("loops inside loops run inline, and loops of several callers one after the other") {
+  const Threads set(3);
+  std::atomic<std::int64_t> total{0};
+  const auto nested = [&] {
+    for (int repeat = 0; repeat < 50; ++repeat) {
+      parallel_for(16, 1, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          parallel_for(10, 1, [&](std::int64_t b, std::int64_t e) { total += e - b; });
+        }
+      });
+    }
+  };
+  std::thread other(nested);
+  nested();
+  other.join();
+  CHECK(total == 2 * 50 * 16 * 10);
+}
+
+TEST_CASE("threads that have gone to sleep are woken, and the number of threads may change") {
+  std::int64_t total = 0;
+  for (int repeat = 0; repeat < 60; ++repeat) {
+    const Threads set(1 + repeat % 4);
+    std::atomic<std::int64_t> sum{0};
+    parallel_for(64, 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) sum += i;
+    });
+    total += sum;
+    if (repeat % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
+  }
+  CHECK(total == 60 * (63 * 64 / 2));
+}
