@@ -1,4 +1,4 @@
-"""Times the tree search: driven from Python (one leaf per tree a call) and closed in C++, on one thread and on two.
+"""Times the tree search: driven from Python (one leaf per tree a call) and closed in C++, on one thread and on several.
 
     python -m benchmarks.bench_search --json benchmarks/results/search_cpu.json --plot docs/figures/search_cost.svg
 
@@ -9,7 +9,7 @@ batch's block of memory. mctx runs in the same process when it can be imported. 
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,20 +52,25 @@ def closed(batch: TreeBatch, priors: np.ndarray, values: np.ndarray, simulations
     batch.search_given(simulations, priors, values)
 
 
-def best_seconds(make: Callable[[], Callable[[], object]], repeats: int = 15, budget_s: float = 4.0) -> float:
-    """The best time of the function that `make` prepares anew for each repetition; the first one warms up."""
-    times: list[float] = []
+def best_seconds(
+    make: Callable[[], Callable[[], object]], threads: Sequence[int] = (1,), repeats: int = 15, budget_s: float = 4.0
+) -> list[float]:
+    """For each number of threads the best time of the function that `make` prepares anew for each repetition; the first
+    one warms up. The numbers take turns, so that what else the machine does falls on all of them alike."""
+    times: list[list[float]] = [[] for _ in threads]
     started = time.perf_counter()
-    while len(times) < repeats and (len(times) < 3 or time.perf_counter() - started < budget_s):
-        run = make()
-        begin = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - begin)
-    return min(times[1:])
+    while len(times[-1]) < repeats and (len(times[-1]) < 3 or time.perf_counter() - started < budget_s * len(threads)):
+        for number, taken in zip(threads, times, strict=True):
+            _C.set_num_threads(number)
+            run = make()
+            begin = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - begin)
+    return [min(taken[1:]) for taken in times]
 
 
-def measure(way, trees: int, actions: int, simulations: int = SIMULATIONS, peak: float = 0.0):
-    """Seconds of one search, the block's MiB, and the mean depth of a tree's nodes."""
+def measure(way, trees: int, actions: int, simulations: int = SIMULATIONS, peak: float = 0.0, threads=(1,), repeats=15):
+    """Seconds of one search for each number of threads, the block's MiB, and the mean depth of a tree's nodes."""
     priors, values = answers(trees, actions, peak)
     kept: list[TreeBatch] = []
 
@@ -74,7 +79,7 @@ def measure(way, trees: int, actions: int, simulations: int = SIMULATIONS, peak:
         kept.append(TreeBatch(trees, simulations + 1, max_actions=actions))
         return lambda: way(kept[0], priors, values, simulations)
 
-    seconds = best_seconds(make)
+    seconds = best_seconds(make, threads, repeats)
     view = kept[0].view(0)
     depth = np.zeros(len(view.parent))
     for node in range(1, len(depth)):
@@ -128,7 +133,7 @@ def cost_curves(quick: bool) -> dict[str, list[tuple[float, int, float, float]]]
     """(x, trees, seconds driven, seconds closed) on one thread, x: the trees, the actions, the mean depth of a node."""
 
     def point(x, trees, actions, peak=0.0):
-        (slow, _, depth), (fast, _, _) = (measure(way, trees, actions, peak=peak) for way in (driven, closed))
+        ([slow], _, depth), ([fast], _, _) = (measure(way, trees, actions, peak=peak) for way in (driven, closed))
         return (depth if x is None else x), trees, slow, fast
 
     trees = (1, 64) if quick else (1, 4, 16, 64, 256, 1024, 4096, 16384)
@@ -176,6 +181,7 @@ def parse(argv=None) -> argparse.Namespace:
     parser.add_argument("--json", metavar="FILE", help="write the rows there, in place of this op's on this device")
     parser.add_argument("--plot", metavar="FILE", help="draw the cost against trees, actions and depth there")
     parser.add_argument("--only", default="", help="only backends whose name contains this")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads, ascending from 1")
     parser.add_argument("--quick", action="store_true", help="small cases, for a check that it runs")
     parser.add_argument("--commit", default=None, help="the commit to name in the rows, where git cannot tell")
     return parser.parse_args(argv)
@@ -190,21 +196,20 @@ def main(argv=None) -> list[dict]:
     report = harness.Report("search", name, harness.Ceilings(gbs=1, tflops=1), commit)
     shapes = [(1, 16), (8, 16)] if arguments.quick else SHAPES
     for shape in shapes:
-        one = {}
-        for threads in (1, 2) if shape[0] > 1 else (1,):
-            _C.set_num_threads(threads)
-            for way in (driven, closed):
-                backend = f"manus_fast {way.__name__}, {threads} thread{'s' * (threads > 1)}"
-                if arguments.only not in backend:
-                    continue
-                seconds, mib, depth = measure(way, *shape)
-                one.setdefault(way, seconds)
-                add(report, shape, backend, way.__name__, seconds, mib,
-                    mean_depth=round(depth, 2), speedup=round(one[way] / seconds, 2))  # fmt: skip
+        counts = [n for n in arguments.threads if n == 1 or shape[0] > 1]
+        for way in (driven, closed):
+            named = {n: f"manus_fast {way.__name__}, {n} thread{'s' * (n > 1)}" for n in counts}
+            wanted = [n for n in counts if arguments.only in named[n]]
+            if not wanted:
+                continue
+            seconds, mib, depth = measure(way, *shape, threads=wanted, repeats=5 if arguments.quick else 40)
+            for n, taken in zip(wanted, seconds, strict=True):
+                add(report, shape, named[n], way.__name__, taken, mib,
+                    mean_depth=round(depth, 2), speedup=round(seconds[0] / taken, 2))  # fmt: skip
         _C.set_num_threads(1)
         run = run_mctx(shape) if arguments.only in "mctx closed, all cores" else None
         if run is not None:
-            add(report, shape, "mctx closed, all cores", "closed", best_seconds(lambda run=run: run, repeats=3))
+            add(report, shape, "mctx closed, all cores", "closed", best_seconds(lambda run=run: run, repeats=3)[0])
     for backend, shape, rate in OTHER_RUN:
         if arguments.only in backend and not arguments.quick:
             way = "driven" if "driven" in backend else "closed"
