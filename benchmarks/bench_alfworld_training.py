@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from benchmarks.alfworld_tables import REACHED, VARIANTS, WINDOW
-from benchmarks.bench_rollout import Lockstep
+from benchmarks.rollout_setting import Lockstep
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.config import to_dict
 from manus_fast.evaluate import Report, evaluate, make_panel

@@ -1,0 +1,301 @@
+"""What `bench_rollout` plays: a model, worlds and replies of scripted lengths, the loop in lockstep, and vLLM alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from collections import defaultdict, deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from manus_fast.agent.context import ChatFormat, Context
+from manus_fast.agent.protocol import Protocol
+from manus_fast.agent.trajectory import Trajectory
+from manus_fast.envs import make
+from manus_fast.envs.base import InlineEnvs
+from manus_fast.envs.config import RewardConfig
+from manus_fast.modeling.tiny import make_tokenizer
+from manus_fast.rewards.shaping import make_shape
+from manus_fast.rollout.engine import Request
+from manus_fast.rollout.engines.vllm import VLLMEngine
+from manus_fast.rollout.engines.vllm_core import core_request
+from manus_fast.rollout.scheduler import EpisodeSpec, Rollout, RolloutConfig
+from manus_fast.rollout.seeds import derive, episode_seed
+
+SMOLLM2 = {
+    "vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
+    "num_key_value_heads": 3, "intermediate_size": 1536, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+TINY = {
+    "vocab_size": 1024, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 128, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+# Standard deviation of the logits at the start: with 49,152 tokens 4 to 5 nats of entropy.
+LOGIT_STD = 3.5
+EXPERT_SHARE = 0.7
+MAX_REPLY = 128
+_REPLAYS = itertools.count()
+
+
+@dataclasses.dataclass
+class Case:
+    """What is played."""
+
+    slots: int
+    episodes: int
+    max_steps: int
+    max_length: int
+
+    @property
+    def name(self) -> str:
+        return f"household, {self.episodes} episodes, {self.slots} slots"
+
+
+class ScriptedWorlds(InlineEnvs):
+    """Worlds that get a scripted command in place of the parsed one; see the module's docstring."""
+
+    def __init__(self, batch: Any):
+        super().__init__(batch)
+        self._names: dict[int, list[int]] = {}
+        self._last: dict[int, list[str]] = {}
+
+    def send_reset(self, slot, task, seed):
+        super().send_reset(slot, task, seed)
+        self._names[slot] = [derive(seed, sum(map(ord, task.id))), 0]
+
+    def poll(self, timeout):
+        if self._steps:
+            slots = [slot for slot, _ in self._steps]
+            actions, _ = self.batch.expert(slots)
+            steps = []
+            for slot, action in zip(slots, actions, strict=True):
+                name = self._names[slot]
+                name[1] += 1
+                draw = derive(*name)
+                others = self._last[slot]
+                expert = draw % 1000 < 1000 * EXPERT_SHARE
+                steps.append((slot, action if expert or not others else others[draw // 1000 % len(others)]))
+            self._steps = steps
+        answers = super().poll(timeout)
+        for slot, result in answers:
+            self._last[slot] = result.info.get("admissible", [])
+        return answers
+
+
+class ScriptedLengths:
+    """An engine with scripted lengths of replies, which remembers what it was asked."""
+
+    def __init__(self, engine: VLLMEngine):
+        self._engine = engine
+        self.asked: list[Request] = []
+        self.lengths: dict[int, int] = {}
+        self.steps: list[tuple[int, float, bool]] = []
+        """Requests in a step, its seconds, and whether it took in prompts or ended replies."""
+        self._running, self._new = 0, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, request: Request) -> None:
+        drawn = 8 + int(np.random.default_rng(request.seed).gamma(2.0, 14.0))
+        request = dataclasses.replace(request, max_tokens=min(request.max_tokens, drawn))
+        self.asked.append(request)
+        self._engine.submit(request)
+        self._running, self._new = self._running + 1, True
+
+    def poll(self, timeout: float) -> list[Any]:
+        begin = time.perf_counter()
+        completions = self._engine.poll(timeout)
+        self.steps.append((self._running, time.perf_counter() - begin, self._new or bool(completions)))
+        self._running, self._new = self._running - len(completions), bool(completions)
+        self.lengths.update((c.id, len(c.ids)) for c in completions)
+        return completions
+
+
+class Lockstep(Rollout):
+    """The same loop with barriers: the worlds' part of a turn ends before the engine's begins, and the other way."""
+
+    _sampling = False
+
+    def _poll_envs(self):
+        if not self._sampling:
+            super()._poll_envs()
+            self._sampling = not self._stepping
+
+    def _poll_engine(self):
+        if self._sampling:
+            super()._poll_engine()
+            self._sampling = bool(self._asked)
+
+    def _refill(self, slot):
+        if self._playing:
+            return
+        for free in range(min(self.config.slots, len(self._waiting))):
+            self._start(free, *self._waiting.popleft())
+
+
+def make_model(shape: dict, device: str) -> Any:
+    """A Llama with random weights in float32."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(**shape, rope_theta=100000.0, bos_token_id=None, eos_token_id=3)
+    with torch.device(device):
+        model = LlamaForCausalLM(config).float().eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(LOGIT_STD / (config.initializer_range * math.sqrt(config.hidden_size)))
+    return model
+
+
+class Setting:
+    """Everything that the variants share."""
+
+    def __init__(self, case: Case, device: str, shape: dict, words: list[str]):
+        self.case, self.device = case, device
+        self.environment = make("household", max_steps=case.max_steps, num_train=max(case.episodes, 64), num_valid=4)
+        self.tasks = list(self.environment.tasks("train"))[: case.episodes]
+        self.protocol = Protocol()
+        system = self.protocol.system_prompt(self.environment.instructions)
+        batch = self.environment.make_batch(min(64, len(self.tasks)))
+        slots = list(range(batch.slots))
+        texts, infos = batch.reset(slots, self.tasks[: batch.slots], [0] * batch.slots)
+        spoken = [command for info in infos for command in info["admissible"]]
+        self.chat = ChatFormat(make_tokenizer([system, *texts, *spoken, "Nothing happens. You open close pick put"]))
+        self.model = make_model(shape, device)
+        dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        begin = time.perf_counter()
+        self.engine = VLLMEngine(
+            self.model,
+            self.chat.end_ids,
+            max_slots=case.slots,
+            max_length=case.max_length,
+            dtype=dtype,
+            eager="--eager" in words or device == "cpu",
+            can_sleep="--sleep" in words,
+            prefill_every=prefill_of(words),
+            whole_graphs="--whole" in words,
+        )
+        import vllm
+
+        ahead = "schedules ahead" if self.engine._core.batch_queue is not None else "does not schedule ahead"
+        print(f"vLLM {vllm.__version__} started in {time.perf_counter() - begin:.1f} s and {ahead}", flush=True)
+
+    def rollout(self, kind: type[Rollout] = Rollout, staleness: int = 0) -> Rollout:
+        """Over worlds of its own, an engine with scripted lengths and an empty prefix cache."""
+        case = self.case
+        self.engine.load(self.model.named_parameters(), 0)
+        engine = ScriptedLengths(self.engine)
+        config = RolloutConfig(
+            slots=case.slots,
+            max_turn_tokens=MAX_REPLY,
+            max_traj_tokens=1 << 20,
+            max_length=case.max_length,
+            staleness=staleness,
+        )
+        envs = ScriptedWorlds(self.environment.make_batch(case.slots))
+        shape = make_shape(RewardConfig())
+        return kind(engine, envs, self.environment, Context(self.chat), self.protocol, config, shape)
+
+    def specs(self) -> list[EpisodeSpec]:
+        return [EpisodeSpec(task, episode_seed(0, 0, n), n, 0) for n, task in enumerate(self.tasks)]
+
+    def collect(self, kind: type[Rollout]) -> tuple[Rollout, list[Trajectory], ScriptedLengths]:
+        """Plays every episode once."""
+        rollout = self.rollout(kind)
+        trajectories = rollout.collect(self.specs())
+        rollout.envs.close()
+        _check(trajectories)
+        return rollout, trajectories, rollout.engine
+
+    def iterate(self, staleness: int) -> tuple[float, list[float]]:
+        """Plays the episodes in iterations of as many as there are slots, with a hand-over of weights after each.
+
+        Returns:
+            Seconds, and the share of each iteration's tokens that an earlier version sampled.
+        """
+        rollout, specs, slots = self.rollout(staleness=staleness), self.specs(), self.case.slots
+        parts = [specs[at : at + slots] for at in range(0, len(specs), slots)]
+        shares, begin = [], time.perf_counter()
+        for number, part in enumerate(parts):
+            ahead = [spec for later in parts[number + 1 : number + 1 + staleness] for spec in later]
+            _check(rollout.collect(part, ahead=ahead))
+            shares.append(rollout.stats.stale_tokens / rollout.stats.given_tokens)
+            self.engine.load(self.model.named_parameters(), number + 1)
+        seconds = time.perf_counter() - begin
+        rollout.envs.close()
+        return seconds, shares
+
+
+def _check(trajectories: list[Trajectory]) -> None:
+    failed = [t.error for t in trajectories if not t.valid]
+    if failed:
+        raise RuntimeError(f"{len(failed)} episodes failed, the first with: {failed[0]}")
+
+
+def prefill_of(words: list[str]) -> int:
+    """N of --prefill=N."""
+    given = [int(word.partition("=")[2]) for word in words if word.startswith("--prefill=")]
+    return given[0] if given else 1
+
+
+def replay(engine: VLLMEngine, stream: ScriptedLengths, slots: int) -> float:
+    """Seconds that vLLM alone takes for the recorded requests."""
+    from vllm import SamplingParams
+
+    chains: dict[int, deque] = defaultdict(deque)
+    for number, request in enumerate(stream.asked):
+        length = stream.lengths[request.id]
+        sampling = SamplingParams(
+            temperature=request.temperature,
+            seed=request.seed,
+            max_tokens=length,
+            min_tokens=length,
+            ignore_eos=True,
+            logprobs=0,
+            detokenize=False,
+            skip_clone=True,
+        )
+        name = f"replay-{next(_REPLAYS)}-{number}"
+        chains[request.session].append(core_request(name, request.prompt_ids, sampling))
+    waiting, running, client = deque(chains.values()), {}, engine._client
+    client.reset_prefix_cache()
+
+    def send(chain: deque) -> None:
+        request = chain.popleft()
+        running[request.request_id] = chain
+        client.add_request(request)
+
+    begin = time.perf_counter()
+    while waiting and len(running) < slots:
+        send(waiting.popleft())
+    while running:
+        for output in client.get_output().outputs:
+            if output.finish_reason is None:
+                continue
+            chain = running.pop(output.request_id)
+            if chain:
+                send(chain)
+            elif waiting:
+                send(waiting.popleft())
+    return time.perf_counter() - begin
+
+
+def bounds(trajectories: list[Trajectory], slots: int, steps: list[tuple[int, float, bool]]) -> tuple[float, float]:
+    """Decoding steps that lockstep waits for, over those that full slots would take: of equal length, and of the
+    length that `steps` (of lockstep) tell."""
+    longest = total = 0
+    for start in range(0, len(trajectories), slots):
+        wave = trajectories[start : start + slots]
+        for turn in range(max(len(t.turns) for t in wave)):
+            lengths = [len(t.turns[turn].ids) for t in wave if len(t.turns) > turn]
+            longest, total = longest + max(lengths), total + sum(lengths)
+    plain = np.asarray([(count, seconds) for count, seconds, more in steps if not more])
+    plain = plain[plain[:, 1] <= np.quantile(plain[:, 1], 0.95)]
+    each, once = (max(0.0, float(x)) for x in np.polyfit(plain[:, 0], plain[:, 1], 1))
+    print(f"a step that only decodes takes {once * 1e3:.2f} ms + {each * 1e6:.1f} µs a request", flush=True)
+    mean = total / slots
+    return longest / mean, (once * longest + each * total) / (once * mean + each * total)
