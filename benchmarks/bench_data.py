@@ -5,8 +5,10 @@
 
 `normalise` takes parsed rows to conversations in the agent's form (`read_row`, `normalise`); `load` is the same from a
 JSONL file, parsing included; `build` adds near duplicates, the split and writing. Rows are generated, all shapes and
-forms of action alike. Of the 3,468 published rows that the repository OpenManus-RL holds as parquet files, one has 5.3
-trained replies and 5,800 characters on average: the case `published` is like them.
+forms of action alike. Published sizes: `AgentInstruct` has that set's six parts in their proportions, each with its own
+mean turns and bytes, which its dataset card states (1,866 conversations, 5.24 turns and 4,310 bytes each). `published` is
+like the rows of AgentTraj-L that the repository OpenManus-RL holds as parquet files (3,468 rows, 5.3 trained replies and
+5,800 characters each).
 """
 
 from __future__ import annotations
@@ -32,7 +34,18 @@ from manus_fast.data.sources import read_row
 from manus_fast.versions import git_commit
 
 # Replies, words of an observation, words of a thought.
-CASES = {"short": (2, 60, 15), "published": (5, 120, 30), "long": (20, 150, 40)}
+CASES = {"short": (2, 60, 15), "published": (5.3, 120, 30), "long": (20, 150, 40)}
+# Of AgentInstruct (huggingface.co/datasets/THUDM/AgentInstruct): conversations, mean turns, mean bytes.
+PARTS = {
+    "alfworld": (336, 13.52, 3641),
+    "webshop": (351, 3.68, 4566),
+    "mind2web": (122, 1.00, 1308),
+    "kg": (324, 6.04, 9136),
+    "os": (195, 3.85, 3386),
+    "db": (538, 2.06, 2670),
+}
+_WORD, _AROUND = 6.5, 45
+"""Characters of a generated word with its space, and those of a turn's rows besides its words."""
 _FROM, _ROLE = ("from", "value", "loss"), ("role", "content", "loss")
 
 
@@ -46,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     rows = []
     for name, sizes in CASES.items():
         rows += measure(name, make_rows(arguments.rows, *sizes), arguments.repeats)
+    rows += measure("AgentInstruct", agent_instruct(arguments.rows), arguments.repeats)
     if arguments.data:
         from manus_fast.data.load import read_records
 
@@ -112,8 +126,19 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def make_rows(count: int, replies: int, observation: int, thought: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows of all shapes and forms in turn; sizes vary by half around the given ones."""
+def agent_instruct(count: int) -> list[dict[str, Any]]:
+    """`count` rows with the sizes of AgentInstruct's parts, in random order; a fifth of the words are thoughts."""
+    rows: list[dict[str, Any]] = []
+    whole = sum(number for number, _, _ in PARTS.values())
+    for seed, (number, turns, size) in enumerate(PARTS.values()):
+        words = max(4.0, (size / (turns + 1) - _AROUND) / _WORD)
+        rows += make_rows(round(count * number / whole), turns, round(0.8 * words), round(0.2 * words), seed)
+    random.Random(0).shuffle(rows)
+    return rows
+
+
+def make_rows(count: int, replies: float, observation: int, thought: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows of all shapes and forms in turn; sizes vary by half around the given ones, which are their means."""
     rng = random.Random(seed)
     words = ["".join(rng.choices("etaoinshrdlu", k=rng.randint(2, 9))) for _ in range(3000)]
 
@@ -132,7 +157,7 @@ def make_rows(count: int, replies: int, observation: int, thought: int, seed: in
     rows = []
     for number in range(count):
         pairs = [(text(observation), "Ok.", False)]
-        for _ in range(rng.randint(max(1, replies // 2), replies + replies // 2)):
+        for _ in range(max(1, int(rng.uniform(0.5, 1.5) * replies + rng.random()))):
             pairs.append((text(observation), rng.choice(forms)(text(thought), rng.choice(words)), True))
         shape = number % 4
         keys, (user, assistant) = (_ROLE, ("user", "assistant")) if shape in (1, 3) else (_FROM, ("human", "gpt"))
