@@ -5,10 +5,10 @@
 
 `normalise` takes parsed rows to conversations in the agent's form (`read_row`, `normalise`); `load` is the same from a
 JSONL file, parsing included; `build` adds near duplicates, the split and writing. Rows are generated, all shapes and
-forms of action alike. Published sizes: `AgentInstruct` has that set's six parts in their proportions, each with its own
-mean turns and bytes, which its dataset card states (1,866 conversations, 5.24 turns and 4,310 bytes each). `published` is
-like the rows of AgentTraj-L that the repository OpenManus-RL holds as parquet files (3,468 rows, 5.3 trained replies and
-5,800 characters each).
+forms of action alike. Two cases have published sizes: `AgentInstruct` that set's six parts in their proportions, each
+with its mean turns and bytes as the dataset card states them (1,866 conversations of 5.24 turns and 4,310 bytes).
+`published` is like the rows of AgentTraj-L that the repository OpenManus-RL holds as parquet files (3,468 rows of 5.3
+trained replies and 5,800 characters).
 """
 
 from __future__ import annotations
