@@ -5,10 +5,11 @@
 
 `normalise` takes parsed rows to conversations in the agent's form (`read_row`, `normalise`); `load` is the same from a
 JSONL file, parsing included; `build` adds near duplicates, the split and writing. Rows are generated, all shapes and
-forms of action alike. Two cases have published sizes: `AgentInstruct` that set's six parts in their proportions, each
-with its mean turns and bytes as the dataset card states them (1,866 conversations of 5.24 turns and 4,310 bytes).
-`published` is like the rows of AgentTraj-L that the repository OpenManus-RL holds as parquet files (3,468 rows of 5.3
-trained replies and 5,800 characters).
+forms of action alike. Two cases have published sizes:
+
+`AgentInstruct` has the six parts of that set in their proportions, with their mean turns and bytes as its dataset card
+states them (1,866 conversations of 5.24 turns and 4,310 bytes). `published` is like the rows of AgentTraj-L that the
+repository OpenManus-RL holds as parquet files (3,468 rows of 5.3 trained replies and 5,800 characters).
 """
 
 from __future__ import annotations
@@ -159,7 +160,7 @@ def make_rows(count: int, replies: float, observation: int, thought: int, seed: 
         pairs = [(text(observation), "Ok.", False)]
         for _ in range(max(1, int(rng.uniform(0.5, 1.5) * replies + rng.random()))):
             pairs.append((text(observation), rng.choice(forms)(text(thought), rng.choice(words)), True))
-        shape = number % 4
+        shape, number = number % 4, number + 1_000_000 * seed  # ids differ between seeds
         keys, (user, assistant) = (_ROLE, ("user", "assistant")) if shape in (1, 3) else (_FROM, ("human", "gpt"))
         turns = []
         for seen, reply, flag in pairs:

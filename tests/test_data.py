@@ -190,6 +190,27 @@ def test_show_writes_control_characters_out(tmp_path, capsys):
     assert main(["data", "show", str(tmp_path / "b.jsonl"), "--limit", "0"]) == 2
 
 
+def test_show_marks_what_is_trained_on_and_finds_an_id(tmp_path, capsys):
+    path = write(tmp_path / "a.jsonl", [traj(), traj("webshop_2", "Think: other\nAct: click[x]"), traj("webshop_3")])
+    assert main(["data", "show", path, "--id", "webshop_2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("agent_traj webshop_2 (e-commerce)\nuser: You shop.\nassistant: Ok.\n")
+    assert "\nassistant*: Think: other\nAct: click[x]\n1 of 2 replies are trained on; 58 characters in all\n" in shown
+    assert main(["data", "show", path, "--limit", "2"]) == 0
+    assert capsys.readouterr().out.count("\n\nagent_traj webshop_2") == 1
+    assert main(["data", "show", path, "--id", "x"]) == 0
+    assert f"no conversation 'x' in {path}" in capsys.readouterr().err
+    pairs = [{"prompt": "p", "chosen": "a", "rejected": "b", "outcome": [1, 0.25]}]
+    name = write(tmp_path / "p.jsonl", pairs)
+    assert main(["data", "show", name]) == 0
+    expected = "pair (step)\nprompt\nuser: p\nchosen, came to 1\nassistant*: a\nrejected, came to 0.25\nassistant*: b\n"
+    assert capsys.readouterr().out == expected
+    assert main(["data", "show", name, "--id", "x"]) == 2
+    (tmp_path / "none.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "a"}\n')
+    assert main(["data", "show", str(tmp_path / "none.jsonl")]) == 0
+    assert "no conversation in" in capsys.readouterr().err
+
+
 WORDS = ["look", "click[buy", "now]", "mug", "7", "Think:", "Act:", "the", ",", "User", "Assistant", "System", ":"]
 TOKENIZER = make_tokenizer([" ".join(WORDS), "User:\nAssistant:\nSystem:\n", *WORDS])
 TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map(" ".join)

@@ -14,6 +14,8 @@ from manus_fast.commands import common, distill
 from manus_fast.errors import UserError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from manus_fast.agent.context import ChatFormat
     from manus_fast.data.preferences import Preference
 
@@ -64,52 +66,106 @@ app.command("distill")(distill.distill)
 def show(
     name: Name,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Conversations.")] = 1,
+    identifier: Annotated[str | None, typer.Option("--id", help="Only the conversation of this id.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Replies as the dataset has them.")] = False,
     model: Annotated[
         str | None, typer.Option("--model_path", help="Print the very tokens of this model's chat format.")
     ] = None,
     streaming: Streaming = False,
 ) -> None:
-    """Prints conversations with what is trained on in green; of preference pairs the rejected side in red."""
+    """Prints conversations with what is trained on in green and marked by a star; of preference pairs the rejected side
+    in red."""
     from rich.console import Console
+
+    from manus_fast.data.preferences import holds_preferences
+
+    console, dropped = Console(), Counter[str]()
+    if holds_preferences(name, streaming):
+        if identifier is not None:
+            raise UserError(f"--id: expected a dataset of conversations, got preference pairs in {name!r}")
+        shown = _show_pairs(console, name, limit, dropped, streaming)
+    else:
+        shown = _show_conversations(console, name, limit, identifier, raw, model, dropped, streaming)
+    if not shown:
+        wanted = "conversation" if identifier is None else f"conversation {identifier!r}"
+        typer.echo(f"no {wanted} in {name}", err=True)
+    _skipped(dropped)
+
+
+def _show_pairs(console: Console, name: str, limit: int, dropped: Counter[str], streaming: bool) -> int:
+    from manus_fast.data.preferences import load_preferences
+
+    shown = 0
+    for pair in islice(load_preferences(name, dropped, streaming), limit):
+        _headline(console, shown, f"{pair.source or 'pair'} ({pair.level})")
+        for title, side, colour in _sides(pair):
+            outcome = None if pair.outcome is None or not colour else pair.outcome[title == "rejected"]
+            _dim(console, title if outcome is None else f"{title}, came to {outcome:g}")
+            for message in side:
+                trained = bool(colour) and message["role"] == "assistant" and message.get("trainable", True)
+                _message(console, message, colour if trained else "", trained)
+        shown += 1
+    return shown
+
+
+def _show_conversations(
+    console: Console,
+    name: str,
+    limit: int,
+    identifier: str | None,
+    raw: bool,
+    model: str | None,
+    dropped: Counter[str],
+    streaming: bool,
+) -> int:
     from rich.text import Text
 
     from manus_fast.agent.protocol import Protocol
     from manus_fast.data.load import load_conversations
-    from manus_fast.data.preferences import holds_preferences, load_preferences
     from manus_fast.data.react import message_rows, spans
 
-    console, dropped, shown = Console(), Counter(), 0
-    if holds_preferences(name, streaming):
-        for pair in islice(load_preferences(name, dropped, streaming), limit):
-            console.print(Text(_visible(f"{pair.source or 'pair'} ({pair.level})"), "bold"))
-            for title, side, colour in _sides(pair):
-                console.print(Text(title, "dim"))
-                for message in side:
-                    style = colour if message["role"] == "assistant" and message.get("trainable", True) else ""
-                    text = Text(_visible(message["content"]), style)
-                    console.print(Text(f"{message['role']}: ", "dim"), text, sep="", soft_wrap=True)
-        _skipped(dropped)
-        return
     chat = None if model is None else _chat_format(model)
     items = load_conversations(name, dropped, None if raw else Protocol(), streaming=streaming)
-    for item in islice(items, limit):
-        console.print(Text(_visible(f"{item.source} {item.id} ({item.domain})"), "bold"))
+    shown = 0
+    for item in islice((item for item in items if identifier in (None, item.id)), limit):
+        _headline(console, shown, f"{item.source} {item.id} ({item.domain})")
         for row in () if chat is None else message_rows(chat, item.messages):
             parts = [(chat.tokenizer.decode(ids.tolist()), trained) for ids, trained in spans(row)]
             console.print(
                 *(Text(_visible(text), "green" if trained else "") for text, trained in parts), sep="", soft_wrap=True
             )
-            console.print(Text(f"{row.loss_mask.sum()} of {len(row)} tokens are trained on", "dim"))
-        for message in item.messages if chat is None else ():
-            style = "green" if message["trainable"] else ""
-            console.print(
-                Text(f"{message['role']}: ", "dim"), Text(_visible(message["content"]), style), sep="", soft_wrap=True
-            )
+            _dim(console, f"{row.loss_mask.sum():,} of {len(row):,} tokens are trained on")
+        if chat is None:
+            for message in item.messages:
+                _message(console, message, "green" if message["trainable"] else "", message["trainable"])
+            replies = [message for message in item.messages if message["role"] == "assistant"]
+            characters = sum(len(message["content"]) for message in item.messages)
+            trained = sum(message["trainable"] for message in replies)
+            _dim(console, f"{trained} of {len(replies)} replies are trained on; {characters:,} characters in all")
         shown += 1
-    if not shown:
-        typer.echo(f"no conversation in {name}", err=True)
-    _skipped(dropped)
+    return shown
+
+
+def _headline(console: Console, before: int, text: str) -> None:
+    from rich.text import Text
+
+    if before:
+        console.print()
+    console.print(Text(_visible(text), "bold"), soft_wrap=True)
+
+
+def _dim(console: Console, text: str) -> None:
+    from rich.text import Text
+
+    console.print(Text(text, "dim"), soft_wrap=True)
+
+
+def _message(console: Console, message: dict[str, Any], style: str, trained: bool) -> None:
+    """One message; where there are no colours, a star marks what is trained on."""
+    from rich.text import Text
+
+    label = Text(f"{message['role']}{'*' if trained else ''}: ", "dim")
+    console.print(label, Text(_visible(message["content"]), style), sep="", soft_wrap=True)
 
 
 @app.command()

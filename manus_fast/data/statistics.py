@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -72,7 +73,10 @@ class Statistics:
             ("forms of action", dict(self.forms.most_common(_BARS))),
             ("rows left out", dict(self.dropped.most_common(_BARS))),
         ]
-        height = 64 + 3 * _PANEL
+        tops, height = [], 70
+        for left, right in zip(panels[::2], panels[1::2], strict=True):
+            tops.append(height)
+            height += 44 + _BAR * max(1, len(left[1]), len(right[1]))
         return "\n".join(
             [
                 f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}" viewBox="0 0 900 {height}" '
@@ -81,10 +85,7 @@ class Statistics:
                 f'<text x="20" y="28" font-size="15" font-weight="bold">{escape(title)}</text>',
                 f'<text x="20" y="46" fill="#4b5563">{len(self.turns):,} conversations, {self.replies:,} trained '
                 "replies</text>",
-                *(
-                    _panel(name, bars, 20 + 440 * (i % 2), 70 + _PANEL * (i // 2))
-                    for i, (name, bars) in enumerate(panels)
-                ),
+                *(_panel(name, bars, 20 + 440 * (i % 2), tops[i // 2]) for i, (name, bars) in enumerate(panels)),
                 "</svg>",
                 "",
             ]
@@ -117,24 +118,31 @@ def preference_figures(items: Iterable[Preference], dropped: Counter[str]) -> di
 
 
 _BARS, _BINS = 10, 10
-_PANEL = 230
+_BAR = 19
+"""Height of a bar and the space under it."""
 
 
 def spread(values: Sequence[int]) -> dict[str, float]:
-    """Mean, least, upper median, 95th percentile (nearest rank) and largest; empty for no values."""
+    """Mean (to a hundredth), least, upper median, 95th percentile (nearest rank) and largest; empty for no values."""
     if not values:
         return {}
     ranked = sorted(values)
     at = {"min": 0, "median": len(ranked) // 2, "p95": math.ceil(0.95 * len(ranked)) - 1, "max": len(ranked) - 1}
-    return {"mean": sum(ranked) / len(ranked), **{name: ranked[index] for name, index in at.items()}}
+    return {"mean": round(sum(ranked) / len(ranked), 2), **{name: ranked[index] for name, index in at.items()}}
 
 
 def histogram(values: Sequence[int], bins: int = _BINS) -> dict[str, int]:
-    """ "low–high" → how many; equal bins up to the 99th percentile, the last one open. Empty for no values."""
+    """ "low–high" → how many; equal bins up to the 99th percentile, the last one open. Empty for no values.
+
+    Bins begin at multiples of their width, which is 1, 2 or 5 times a power of ten, the least that takes `bins` of them
+    or fewer.
+    """
     if not values:
         return {}
-    low, high = min(values), sorted(values)[math.ceil(0.99 * len(values)) - 1]
-    step = max(1, -(-(high - low + 1) // bins))
+    least, high = min(values), sorted(values)[math.ceil(0.99 * len(values)) - 1]
+    widths = (factor * 10**power for power in itertools.count() for factor in (1, 2, 5))
+    step = next(width for width in widths if high // width - least // width < bins)
+    low = least // step * step
     counts = Counter(min((value - low) // step, (high - low) // step) for value in values)
     named = {}
     for place in range((high - low) // step + 1):
@@ -150,7 +158,7 @@ def _panel(title: str, bars: Mapping[str, int], x: int, y: int) -> str:
     if not bars:
         parts.append(f'<text x="{x}" y="{y + 20}" fill="#4b5563">none</text>')
     for row, (name, count) in enumerate(bars.items()):
-        top = y + 10 + 19 * row
+        top = y + 10 + _BAR * row
         width = 190 * count / max(1, largest)
         parts.append(
             f'<text x="{x + 150}" y="{top + 11}" text-anchor="end">{escape(name[:28])}</text>'
