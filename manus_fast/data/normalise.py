@@ -111,21 +111,21 @@ def _marks(text: str) -> tuple[int, int, str]:
 
 
 def _line(text: str) -> str:
+    """A thought as one line, without its mark."""
     line = text.strip()
-    # Printable means without any white space but spaces: most thoughts are one line already, and found so sooner.
-    if "  " in line or not line.isprintable():
-        line = " ".join(line.split())
     if line[:1] == "T":
-        if line.startswith("Think: "):
-            return line[7:]
         mark = _THOUGHT.match(line)
         if mark is not None:
-            return line[mark.end() :]
-    return line
+            line = line[mark.end() :]
+    # Printable means without any white space but spaces: most thoughts are one line already, and found so sooner.
+    return " ".join(line.split()) if "  " in line or not line.isprintable() else line
 
 
 def _one(text: str) -> str:
-    lines = text.strip().splitlines()
+    line = text.strip()
+    if line.isprintable() and line:
+        return line
+    lines = line.splitlines()
     if not lines:
         raise MalformedRow("no action")
     if len(lines) > 1:
