@@ -428,11 +428,18 @@ class _Running:
     def add(self, ids: list[int], log_probs: np.ndarray) -> bool:
         """Takes tokens in; False, and nothing taken, where a log-probability (float32 [n, …], the token's own first) is
         not finite."""
-        own = [log_probs.item(0)] if len(ids) == 1 else log_probs[:, 0].tolist()
-        if not all(map(math.isfinite, own)):
+        if len(ids) == 1:
+            own = log_probs.item(0)
+            if not math.isfinite(own):
+                return False
+            self.ids.append(ids[0])
+            self.log_probs.append(own)
+            return True
+        several = log_probs[:, 0].tolist()
+        if not all(map(math.isfinite, several)):
             return False
         self.ids += ids
-        self.log_probs += own
+        self.log_probs += several
         return True
 
     def restart(self, version: int) -> None:
