@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 _SENTINEL = "MANUSFASTREPLY"
-# Bridges that a format remembers, beside a sixteenth as many starts of conversations: worlds say the same again and again, most of all to the members of a group.
+# Bridges that a format remembers, beside a sixteenth as many starts of conversations: worlds say the same again and
+# again, most of all to the members of a group.
 _REMEMBERED = 1 << 14
 CONTEXTS = ("full", "window")
 
