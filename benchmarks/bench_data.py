@@ -8,8 +8,8 @@ JSONL file, parsing included; `build` adds near duplicates, the split and writin
 forms of action alike. Two cases have published sizes:
 
 `AgentInstruct` has the six parts of that set in their proportions, with their mean turns and bytes as its dataset card
-states them (1,866 conversations of 5.24 turns and 4,310 bytes). `published` is like the rows of AgentTraj-L that the
-repository OpenManus-RL holds as parquet files (3,468 rows of 5.3 trained replies and 5,800 characters).
+states them (1,866 conversations of 5.24 turns and 4,310 bytes). `published` is like the rows that the repository
+OpenManus-RL holds as parquet files (5.3 trained replies and 5,800 characters).
 """
 
 from __future__ import annotations
