@@ -215,8 +215,8 @@ void run_parallel(std::int64_t n, std::int64_t grain, const Body& first, const B
   if (pool && !pool->same_process()) pool.release();  // after fork the parent's threads do not exist here
   if (!pool || pool->workers() != threads - 1) pool = std::make_unique<Pool>(threads - 1);
   Job job;
-  // Four chunks a thread: evens out uneven iterations without contention on the counter.
-  job.chunk = std::max(grain, (n + threads * 4 - 1) / (threads * 4));
+  // Eight chunks a thread: evens out uneven iterations without contention on the counters.
+  job.chunk = std::max(grain, (n + threads * 8 - 1) / (threads * 8));
   job.count = second ? 2 : 1;
   job.phases[0].prepare(first, n, job.chunk, threads);
   if (second) job.phases[1].prepare(*second, n, job.chunk, threads);

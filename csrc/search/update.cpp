@@ -14,7 +14,7 @@ namespace manus_fast::search {
 namespace {
 
 constexpr int kGroup = 16;
-constexpr std::int64_t kGrain = 64;
+constexpr std::int64_t kGrain = 32;
 constexpr double kLargest = 1e100;  // sums of 2^24 such values stay far from infinity
 
 bool usable(double value) { return std::fabs(value) <= kLargest; }  // false for NaN too
