@@ -145,8 +145,14 @@ def test_the_drawing_is_xml_with_every_node_and_marks_the_path(tree):
     assert len(circles) == len(tree.nodes) + ideas
     assert sum(c.get("stroke") == "#15803d" for c in circles) == 3  # the root and the two turns that are played
     assert any("solved after" in (t.text or "") for t in root.iter(f"{space}text"))
-    heights = sorted({float(c.get("cy")) for c in circles if c.get("cx") == str(24 + 2 * 215)})
-    assert len(heights) == 4 and min(np.diff(heights)) >= 20  # four leaves, none on another
+    heights = [float(c.get("cy")) for c in circles]
+    assert heights == sorted(heights) and min(np.diff(heights)) >= 16  # a row each, parents before children
+    words = [t.text or "" for t in root.iter(f"{space}text")]
+    assert words.count("turn left") == words.count("turn right") == 3
+    assert [w for w in words if w.startswith("solved")] == ["solved: path R L"]
+    # Nothing is cut off: what begins a row ends before the next column, and every row is inside.
+    width, height = float(root.get("width")), float(root.get("height"))
+    assert max(heights) < height and all(float(t.get("x")) < width for t in root.iter(f"{space}text"))
 
 
 def test_the_panels_plot_has_a_line_for_every_strategy():
