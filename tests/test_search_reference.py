@@ -190,6 +190,29 @@ def test_search_gumbel_halving_keeps_the_best_half():
     np.testing.assert_array_equal(chosen, quality.argmax(axis=1))
 
 
+def test_search_gumbel_with_fewer_actions_than_it_considers():
+    """No index beyond a root's own actions, whatever the width of the batch, after failed edges and after a move."""
+    width = np.array([0, 1, 2, 3, 16])
+    trees = TreeBatch(5, 64, max_actions=16, gumbel_considered=16, gumbel_simulations=20, seed=2)
+    trees.set_roots(np.zeros(5), np.ones((5, 16)), counts=width)
+    trees.drop(trees.select(trees=[2]), fail=True)  # one action of two is left
+    for simulations in (20, 40):
+        for _ in range(20):
+            leaves = trees.select()
+            waiting = leaves.status == EVALUATE
+            assert (leaves.action[waiting] < 16).all() and not waiting[0]
+            trees.update(leaves, np.zeros(5), np.ones((5, 16)), counts=np.full(5, 3))
+        visits, chosen = trees.root_visits(), trees.gumbel_actions()
+        assert chosen[0] == -1 and visits[0].sum() == 0  # no action: none is chosen
+        assert (chosen[1:] >= 0).all() and (chosen[1:] < width[1:]).all()
+        assert (visits[np.arange(16) >= width[:, None]] == 0).all()
+        assert (visits[1:].sum(axis=1) == simulations).all() and visits[2].max() == simulations
+    trees.advance_root(chosen)
+    trees.select()
+    visits, chosen = trees.root_visits(), trees.gumbel_actions()
+    assert visits.shape[1] == 3 and (chosen[1:] < 3).all()
+
+
 def test_search_root_noise_is_a_mixture():
     trees = TreeBatch(512, 4, max_actions=5, seed=1)
     priors = np.tile(np.array([0.1, 0.2, 0.3, 0.4, 0.0], np.float32), (512, 1))

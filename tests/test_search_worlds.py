@@ -213,6 +213,30 @@ def grid(size: int) -> dict[str, np.ndarray]:
     }
 
 
+def test_search_corridor_known_simulations():
+    """Three cells in a row, the last one the goal (reward 1, over); actions stay, forward; P = 1/2, c = 1, values 0.
+
+    By hand, ties to the lower index: until the goal is seen every Q is 0, so the less visited action goes first, at the
+    root 0 1 0 1 0 1. The sixth simulation is the third through `forward`; its child has tried staying (simulation 4),
+    and goes on to the goal. The root's `forward` then has Q = 1/3 (own value, staying, goal) and scores
+    1/3 + 0.5·√6/4 = 0.64 against 0.31 in the seventh: from there on it is the most visited.
+    """
+    trees = TreeBatch(1, 40, max_actions=2, c=1.0)
+    goal = [[0, 0], [0, 1], [0, 0]]
+    trees.set_tables(
+        actions=[2, 2, 2], next=[[0, 1], [1, 2], [2, 2]], rewards=goal, terminal=np.array(goal, bool),
+        priors=np.ones((3, 2)), values=[0.0, 0.0, 0.0], roots=[0],
+    )  # fmt: skip
+    visits, reached = [], []
+    for _ in range(8):
+        trees.search_tables(1)
+        visits.append(trees.root_visits()[0].tolist())
+        reached.append(bool((trees.view(0).reward == 1).any()))
+    assert visits == [[1, 0], [1, 1], [2, 1], [2, 2], [3, 2], [3, 3], [3, 4], [3, 5]]
+    assert reached == [False] * 5 + [True] * 3
+    np.testing.assert_allclose(trees.root_q(), [[0.0, 3 / 5]])
+
+
 def test_search_grid_walks_the_shortest_way():
     """3 × 3: within 600 simulations a move the search plays 4 steps, the fewest, keeping its subtree."""
     tables = grid(3)
