@@ -174,7 +174,9 @@ def test_commands(tmp_path, capsys):
     assert main(["data", "stats", path]) == 0
     assert json.loads(capsys.readouterr().out)["dropped"] == {"no action": 1}
     assert main(["data", "show", path]) == 0 and "click[buy now]" in capsys.readouterr().out
-    assert main(["data", "build", f"{path}=2", "--output_dir", str(tmp_path / "o")]) == 0
+    assert main(["data", "build", f"{path}=2", "--output_dir", str(tmp_path / "o"), "--valid", "0"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{path}: 1 of 1 used, weight 2\n  left out 1: no action\n1 in {tmp_path}/o/train.jsonl, 0 in" in shown
     assert main(["data", "build", f"{path}=x", "--output_dir", str(tmp_path / "o")]) == 2
     assert main(["data", "stats", str(tmp_path / "none.jsonl")]) == 2
 

@@ -56,7 +56,12 @@ def build(
     config = BuildConfig(valid, max_turns, max_chars, similarity, seed, streaming, keep_repeated_ids, chosen)
     protocol = None if style == "none" else Protocol(style)
     report = make([_source(word) for word in sources], out, config, protocol)
-    typer.echo(json.dumps(report, indent=2))
+    for name, part in report["sources"].items():
+        typer.echo(f"{name}: {part['used']:,} of {part['read']:,} used, weight {part['weight']:g}")
+        for reason, count in sorted(part["dropped"].items(), key=lambda item: -item[1]):
+            typer.echo(f"  left out {count:,}: {reason}")
+    typer.echo(f"{report['train']:,} in {out}/train.jsonl, {report['valid']:,} in {out}/valid.jsonl")
+    typer.echo(f"{out}/report.json says what each near duplicate is like")
 
 
 app.command("distill")(distill.distill)
@@ -179,18 +184,17 @@ def stats(
     from manus_fast.agent.protocol import Protocol
     from manus_fast.data.load import load_conversations
     from manus_fast.data.preferences import holds_preferences, load_preferences
-    from manus_fast.data.statistics import Statistics, preference_figures
+    from manus_fast.data.statistics import PreferenceStatistics, Statistics
 
     if plot is not None and (not plot.endswith(".svg") or not Path(plot).resolve().parent.is_dir()):
         raise UserError(f"--plot: expected an .svg file in a folder that exists, got {plot!r}")
+    statistics: Statistics | PreferenceStatistics
     if holds_preferences(name, streaming):
-        if plot is not None:
-            raise UserError(f"--plot: expected conversations, got preference pairs in {name!r}")
-        dropped: Counter[str] = Counter()
-        typer.echo(json.dumps(preference_figures(load_preferences(name, dropped, streaming), dropped), indent=2))
-        return
-    statistics = Statistics(Protocol())
-    statistics.take(load_conversations(name, statistics.dropped, streaming=streaming))
+        statistics = PreferenceStatistics()
+        statistics.take(load_preferences(name, statistics.dropped, streaming))
+    else:
+        statistics = Statistics(Protocol())
+        statistics.take(load_conversations(name, statistics.dropped, streaming=streaming))
     if plot is not None:
         try:
             Path(plot).write_text(statistics.plot(name), encoding="utf-8")

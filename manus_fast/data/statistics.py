@@ -73,48 +73,74 @@ class Statistics:
             ("forms of action", dict(self.forms.most_common(_BARS))),
             ("rows left out", dict(self.dropped.most_common(_BARS))),
         ]
-        tops, height = [], 70
-        for left, right in zip(panels[::2], panels[1::2], strict=True):
-            tops.append(height)
-            height += 44 + _BAR * max(1, len(left[1]), len(right[1]))
-        return "\n".join(
-            [
-                f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}" viewBox="0 0 900 {height}" '
-                'font-family="sans-serif" font-size="11">',
-                '<rect width="100%" height="100%" fill="white"/>',
-                f'<text x="20" y="28" font-size="15" font-weight="bold">{escape(title)}</text>',
-                f'<text x="20" y="46" fill="#4b5563">{len(self.turns):,} conversations, {self.replies:,} trained '
-                "replies</text>",
-                *(_panel(name, bars, 20 + 440 * (i % 2), tops[i // 2]) for i, (name, bars) in enumerate(panels)),
-                "</svg>",
-                "",
-            ]
-        )
+        return picture(title, f"{len(self.turns):,} conversations, {self.replies:,} trained replies", panels)
 
 
-def preference_figures(items: Iterable[Preference], dropped: Counter[str]) -> dict[str, Any]:
-    """Counts of preference pairs: levels, sources, replies and characters of each side. `dropped` is read at the end,
-    when the pairs have been."""
-    levels: Counter[str] = Counter()
-    sources: Counter[str] = Counter()
-    replies: dict[str, list[int]] = {"chosen": [], "rejected": []}
-    characters: dict[str, list[int]] = {"prompt": [], "chosen": [], "rejected": []}
-    for item in items:
-        levels[item.level] += 1
-        sources[item.source or "unnamed"] += 1
-        for side in characters:
-            messages = getattr(item, side)
-            characters[side].append(sum(len(message["content"]) for message in messages))
-            if side in replies:
-                replies[side].append(sum(message["role"] == "assistant" for message in messages))
-    return {
-        "pairs": levels.total(),
-        "levels": dict(levels.most_common()),
-        "sources": dict(sources.most_common()),
-        "replies": {side: spread(values) for side, values in replies.items()},
-        "characters": {side: spread(values) for side, values in characters.items()},
-        "dropped": dict(sorted(dropped.items())),
-    }
+class PreferenceStatistics:
+    """Counts of preference pairs: levels, sources, replies and characters of each side."""
+
+    def __init__(self) -> None:
+        self.dropped: Counter[str] = Counter()
+        """Rows that are no pair, by reason; hand it to `load_preferences`."""
+        self.levels: Counter[str] = Counter()
+        self.sources: Counter[str] = Counter()
+        self.replies: dict[str, list[int]] = {"chosen": [], "rejected": []}
+        self.characters: dict[str, list[int]] = {"prompt": [], "chosen": [], "rejected": []}
+
+    def take(self, items: Iterable[Preference]) -> PreferenceStatistics:
+        for item in items:
+            self.levels[item.level] += 1
+            self.sources[item.source or "unnamed"] += 1
+            for side in self.characters:
+                messages = getattr(item, side)
+                self.characters[side].append(sum(len(message["content"]) for message in messages))
+                if side in self.replies:
+                    self.replies[side].append(sum(message["role"] == "assistant" for message in messages))
+        return self
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pairs": self.levels.total(),
+            "levels": dict(self.levels.most_common()),
+            "sources": dict(self.sources.most_common()),
+            "replies": {side: spread(values) for side, values in self.replies.items()},
+            "characters": {side: spread(values) for side, values in self.characters.items()},
+            "dropped": dict(sorted(self.dropped.items())),
+        }
+
+    def plot(self, title: str) -> str:
+        """The figures as an SVG's text: lengths of each side, levels, sources and reasons."""
+        panels = [
+            ("replies, chosen", histogram(self.replies["chosen"])),
+            ("replies, rejected", histogram(self.replies["rejected"])),
+            ("characters, chosen", histogram(self.characters["chosen"])),
+            ("characters, rejected", histogram(self.characters["rejected"])),
+            ("characters, prompt", histogram(self.characters["prompt"])),
+            ("levels", dict(self.levels.most_common(_BARS))),
+            ("sources", dict(self.sources.most_common(_BARS))),
+            ("rows left out", dict(self.dropped.most_common(_BARS))),
+        ]
+        return picture(title, f"{self.levels.total():,} preference pairs", panels)
+
+
+def picture(title: str, subtitle: str, panels: Sequence[tuple[str, Mapping[str, int]]]) -> str:
+    """An SVG's text: an even number of panels of bars, two in a row."""
+    tops, height = [], 70
+    for left, right in zip(panels[::2], panels[1::2], strict=True):
+        tops.append(height)
+        height += 44 + _BAR * max(1, len(left[1]), len(right[1]))
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="{height}" viewBox="0 0 900 {height}" '
+            'font-family="sans-serif" font-size="11">',
+            '<rect width="100%" height="100%" fill="white"/>',
+            f'<text x="20" y="28" font-size="15" font-weight="bold">{escape(title)}</text>',
+            f'<text x="20" y="46" fill="#4b5563">{escape(subtitle)}</text>',
+            *(_panel(name, bars, 20 + 440 * (i % 2), tops[i // 2]) for i, (name, bars) in enumerate(panels)),
+            "</svg>",
+            "",
+        ]
+    )
 
 
 _BARS, _BINS = 10, 10
