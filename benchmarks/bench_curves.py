@@ -1,11 +1,13 @@
 """Learning curves on the household demo: PPO, GRPO and GiGPO from the same imitating policy, over several seeds.
 
     python -m benchmarks.bench_curves --seeds 0 1 2 --seconds 200 --json curves.json --plot curves.svg
+    python -m benchmarks.bench_curves --from curves.json --plot docs/curves.svg    # of runs made elsewhere
 
-Every seed imitates the demo's expert once (`--sft_seconds` of it), and each algorithm goes on from there for
-`--seconds`, with the demo's settings and 64 episodes an iteration: 64 tasks for PPO, 8 tasks of 8 episodes for the
-groups. A curve is success on the validation panel (greedy), checked every `--freq` environment steps, and success of
-the training episodes (sampled). Afterwards each policy plays all of valid_unseen.
+Every seed imitates the demo's expert once (`--sft_seconds` of it; `--start FOLDER` takes FOLDER/seed<n>/sft/model), and
+each algorithm goes on from there for `--seconds`, with the demo's settings and 64 episodes an iteration: 64 tasks for
+PPO, 8 tasks of 8 episodes for the groups. A curve is success on the validation panel (greedy), checked every `--freq`
+environment steps, and success of the training episodes (sampled). Afterwards each policy plays all of valid_unseen.
+With `--jobs 6 --cores 0 1 … 11` six runs go side by side, each on two cores.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.seeds import add_arguments, over_seeds
+from benchmarks.seeds import add_arguments, over_seeds, side_by_side
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import make_small_policy, measured
 from manus_fast.finetune import FineTune
@@ -44,26 +46,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--sft_seconds", type=float, default=150.0, help="of imitation, a seed")
     parser.add_argument("--freq", type=int, default=4000, help="environment steps between checks")
     parser.add_argument("--output_dir", default="runs/bench_curves", help="one folder a seed is made in it")
+    parser.add_argument("--start", default=None, help="a folder with imitating policies, seed<n>/sft/model")
     parser.add_argument("--json", default=None, help="where the curves go")
     parser.add_argument("--plot", default=None, help="where a picture of them goes, .svg or .png")
+    parser.add_argument("--from", nargs="+", dest="made", metavar="FILE", help="run nothing: the curves of these files")
     parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)
-    runs: list[dict[str, Any]] = []
-    for rows in over_seeds(partial(seed_runs, arguments), arguments):
-        for row in rows:
-            runs.append(row)
-            print(json.dumps({name: row[name] for name in row if name not in ("train", "panel")}), flush=True)
-    record = {
-        "command": "python -m benchmarks.bench_curves " + " ".join(_command(arguments)),
-        "commit": git_commit(),
-        "torch": torch.__version__,
-        "cpus": os.cpu_count(),
-        "runs": runs,
-        "mean_unseen": {
-            name: statistics.mean(r["unseen"] for r in runs if r["algorithm"] == name)
-            for name in ("sft", *arguments.algorithms)
-        },
-    }
+    if arguments.made:
+        record = joined([json.loads(Path(file).read_text()) for file in arguments.made])
+    else:
+        record = {
+            "command": "python -m benchmarks.bench_curves " + " ".join(_command(arguments)),
+            "commit": git_commit(),
+            "torch": torch.__version__,
+            "cpus": os.cpu_count(),
+            "jobs": arguments.jobs,
+            "runs": measure(arguments),
+        }
+    record["mean_unseen"] = mean_unseen(record["runs"])
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
     if arguments.plot:
@@ -73,45 +73,88 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{name:>8} {100 * rate:6.1f}")
 
 
-def seed_runs(arguments: argparse.Namespace, seed: int) -> list[dict[str, Any]]:
-    """Rows of one seed: the imitating policy ("sft"), then each algorithm from it."""
+def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of all runs: each seed's imitating policy ("sft") and each algorithm from it."""
+    if arguments.start is None:
+        list(over_seeds(partial(imitate, arguments), arguments))
+    items = [(seed, name) for name in (*arguments.algorithms, "sft") for seed in arguments.seeds]
+    rows = []
+    for row in side_by_side(partial(one_run, arguments), items, arguments):
+        rows.append(row)
+        print(json.dumps({name: row[name] for name in row if name not in ("train", "panel")}), flush=True)
+    return sorted(rows, key=lambda row: row["seed"])
+
+
+def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """One record of runs that were made in parts.
+
+    Raises:
+        SystemExit: parts of several commits, machines or settings, or a run that is in two of them.
+    """
+    same = ("commit", "torch", "cpus")
+    if any(record[name] != records[0][name] for record in records for name in same):
+        raise SystemExit(f"--from: expected files of one {', '.join(same)}, got several")
+    runs: dict[tuple[int, str], dict[str, Any]] = {}
+    for run in (run for record in records for run in record["runs"]):
+        key = (run["seed"], run["algorithm"])
+        if runs.setdefault(key, run) != run:
+            raise SystemExit(f"--from: expected each run once, got two of {key[1]} with seed {key[0]}")
+    commands = list(dict.fromkeys(record["command"] for record in records))
+    return {**records[0], "command": "; ".join(commands), "runs": [runs[key] for key in sorted(runs)]}
+
+
+def mean_unseen(runs: list[dict[str, Any]]) -> dict[str, float]:
+    """Algorithm → success on valid_unseen, mean over the seeds; "sft", where all of them begin, comes first."""
+    names = dict.fromkeys(["sft", *(run["algorithm"] for run in runs)])
+    found = {name: [run["unseen"] for run in runs if run["algorithm"] == name] for name in names}
+    return {name: statistics.mean(rates) for name, rates in found.items() if rates}
+
+
+def _config(arguments: argparse.Namespace, seed: int, name: str, model: Path, *more: str) -> Config:
+    out = Path(arguments.output_dir) / f"seed{seed}" / name
+    own = (f"training.seed={seed}", f"training.output_dir={out}", f"model.path={model}", *more)
+    return Config.load(find_config(None, "demo_household"), (*own, *arguments.overrides))
+
+
+def imitate(arguments: argparse.Namespace, seed: int) -> None:
+    """The policy that a seed's runs begin with."""
     prepare()
     root = Path(arguments.output_dir) / f"seed{seed}"
     shutil.rmtree(root, ignore_errors=True)
-    file = find_config(None, "demo_household")
+    config = _config(arguments, seed, "sft", root / "untrained", f"sft.time_limit={arguments.sft_seconds}")
+    environment = make_environment(config)
+    make_small_policy(config, environment, root / "untrained", seed)
+    FineTune(config, environment=environment).run()
 
-    def config(name: str, model: Path, *more: str) -> Config:
-        own = (f"training.seed={seed}", f"training.output_dir={root / name}", f"model.path={model}", *more)
-        return Config.load(file, (*own, *arguments.overrides))
 
-    start = config("sft", root / "untrained", f"sft.time_limit={arguments.sft_seconds}")
-    environment = make_environment(start)
-    make_small_policy(start, environment, root / "untrained", seed)
-    FineTune(start, environment=environment).run()
-    imitating = root / "sft" / "model"
-    rows = [{"algorithm": "sft", "seed": seed, "unseen": _unseen(start, imitating, environment)}]
-    for name in arguments.algorithms:
-        settings = config(
-            name, imitating, f"algorithm={name}", f"training.max_seconds={arguments.seconds}",
-            f"evaluation.freq={arguments.freq}",
-        )  # fmt: skip
-        began = time.monotonic()
-        trainer = Trainer(settings, environment=environment)
-        first = trainer.evaluate().summary.success.rate
-        trainer.run()
-        records = [json.loads(line) for line in (root / name / "metrics.jsonl").read_text().splitlines()]
-        rows.append(
-            {
-                "algorithm": name,
-                "seed": seed,
-                "seconds": round(time.monotonic() - began, 1),
-                "steps": trainer.counters.steps,
-                "unseen": _unseen(settings, root / name / "model", environment),
-                "train": [[r["step"], round(r["train/success"], 4)] for r in records if "train/success" in r],
-                "panel": [[0, first], *([r["step"], r["eval/success"]] for r in records if "eval/success" in r)],
-            }
-        )
-    return rows
+def one_run(arguments: argparse.Namespace, item: tuple[int, str]) -> dict[str, Any]:
+    """The row of a seed and an algorithm, or of the seed's imitating policy as it is ("sft")."""
+    prepare()
+    seed, name = item
+    folder = Path(arguments.start or arguments.output_dir) / f"seed{seed}" / "sft" / "model"
+    if name == "sft":
+        config = _config(arguments, seed, name, folder)
+        return {"algorithm": name, "seed": seed, "unseen": _unseen(config, folder, make_environment(config))}
+    config = _config(
+        arguments, seed, name, folder, f"algorithm={name}", f"training.max_seconds={arguments.seconds}",
+        f"evaluation.freq={arguments.freq}",
+    )  # fmt: skip
+    environment, out = make_environment(config), Path(config.training.output_dir)
+    shutil.rmtree(out, ignore_errors=True)
+    began = time.monotonic()
+    trainer = Trainer(config, environment=environment)
+    first = trainer.evaluate().summary.success.rate
+    trainer.run()
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "algorithm": name,
+        "seed": seed,
+        "seconds": round(time.monotonic() - began, 1),
+        "steps": trainer.counters.steps,
+        "unseen": _unseen(config, out / "model", environment),
+        "train": [[r["step"], round(r["train/success"], 4)] for r in records if "train/success" in r],
+        "panel": [[0, first], *([r["step"], r["eval/success"]] for r in records if "eval/success" in r)],
+    }
 
 
 def plot(record: dict[str, Any], path: Path) -> None:

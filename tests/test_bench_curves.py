@@ -1,16 +1,63 @@
-"""The picture of the learning curves, from made-up ones."""
+"""The learning curves' benchmark: its picture and its parts, from made-up curves; one run of it, small."""
+
+import json
 
 import pytest
+from learning import tiny_model  # noqa: F401  (one thread)
 
-pytest.importorskip("matplotlib")
+from benchmarks.bench_curves import main
 
 
-def test_curves_of_all_seeds_and_their_mean_are_drawn(tmp_path):
-    from benchmarks.bench_curves import plot
+def record(*seeds, algorithms=("ppo", "grpo"), commit="abc"):
+    runs = []
+    for seed in seeds:
+        panel = [[0, 0.3], [1000 + seed, 0.5], [2000, 0.6]]
+        runs += [{"algorithm": name, "seed": seed, "panel": panel, "unseen": 0.5 + seed / 10} for name in algorithms]
+        runs.append({"algorithm": "sft", "seed": seed, "unseen": 0.3})
+    return {"command": f"run {seeds}", "commit": commit, "torch": "2", "cpus": 4, "runs": runs}
 
-    runs = [{"algorithm": "sft", "seed": 0, "unseen": 0.3}]
-    for name in ("ppo", "grpo"):
-        runs += [{"algorithm": name, "seed": s, "panel": [[0, 0.3], [1000 + s, 0.5], [2000, 0.6]]} for s in range(3)]
-    plot({"runs": runs}, tmp_path / "curves.svg")
+
+def written(folder, **records):
+    for name, made in records.items():
+        (folder / f"{name}.json").write_text(json.dumps(made))
+    return [str(folder / f"{name}.json") for name in records]
+
+
+def test_parts_are_joined_and_every_seed_is_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    files = written(tmp_path, a=record(2, 1), b=record(0))
+    out = tmp_path / "all.json"
+    main(["--from", *files, "--json", str(out), "--plot", str(tmp_path / "curves.svg")])
+    whole = json.loads(out.read_text())
+    assert [(run["seed"], run["algorithm"]) for run in whole["runs"][:3]] == [(0, "grpo"), (0, "ppo"), (0, "sft")]
+    assert len(whole["runs"]) == 9 and whole["command"] == "run (2, 1); run (0,)"
+    assert whole["mean_unseen"] == pytest.approx({"sft": 0.3, "ppo": 0.6, "grpo": 0.6})
+    assert next(iter(whole["mean_unseen"])) == "sft" and "     ppo   60.0" in capsys.readouterr().out
     text = (tmp_path / "curves.svg").read_text()
     assert "<svg" in text and text.count('id="line2d_') > 8  # eight curves, and the ticks
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path):
+    with pytest.raises(SystemExit, match=r"--from: expected files of one commit"):
+        main(["--from", *written(tmp_path, a=record(0), b=record(1, commit="def"))])
+    other = record(0)
+    other["runs"][0]["unseen"] = 0.1
+    with pytest.raises(SystemExit, match=r"expected each run once, got two of ppo with seed 0"):
+        main(["--from", *written(tmp_path, a=record(0), b=other)])
+
+
+def test_runs_begin_from_the_policies_of_a_folder(tmp_path):
+    from manus_fast.modeling.tiny import make_policy
+
+    words = "You are in the middle of a room . Looking around see cabinet Your task is to : put Think Act Household"
+    shape = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
+    make_policy(tmp_path / "start" / "seed5" / "sft" / "model", [words], max_length=512, **shape)
+    small = ["environment.max_steps=2", "rollout.max_turn_tokens=4", "rollout.max_traj_tokens=20", "evaluation.tasks=2"]
+    small += ["environment.options.num_valid_unseen=2", "training.num_rollouts=8", "ppo.batch_size=8"]
+    words = ["--start", str(tmp_path / "start"), "--output_dir", str(tmp_path / "out"), "--freq", "1"]
+    words += ["--seeds", "5", "--algorithms", "grpo", "--seconds", "0.01", "--json", str(tmp_path / "made.json")]
+    main([*words, *small])
+    made = json.loads((tmp_path / "made.json").read_text())
+    assert [(run["seed"], run["algorithm"]) for run in made["runs"]] == [(5, "grpo"), (5, "sft")]
+    assert made["runs"][0]["panel"][0] == [0, 0.0] and len(made["runs"][0]["train"]) >= 1
+    assert made["mean_unseen"] == {"sft": 0.0, "grpo": 0.0} and "--start" not in made["command"]
