@@ -38,12 +38,33 @@ SFT = [
     *BASE, "environment.max_steps=30", "data.demonstrations=24", "sft.batch_size=8", "sft.epochs=2", "sft.eval_every=4",
     "sft.learning_rate=1e-3",
 ]  # fmt: skip
+PAIRS = [*BASE, "environment.max_steps=2", "training.gradient_accumulation_steps=2"]
+DPO = [*PAIRS, "dpo.batch_size=8", "dpo.epochs=2", "dpo.learning_rate=1e-3", "dpo.sft_coef=0.5"]
+REWARD = [*PAIRS, "reward_model.batch_size=8", "reward_model.epochs=2", "reward_model.learning_rate=2e-3"]
 CUT = 2  # iterations of a PPO run, after which the other number of ranks goes on
 
 
 def words(command, folder, out, *more):
-    base = {"ppo": PPO, "sft": SFT}[command]
+    base = {"ppo": PPO, "sft": SFT, "dpo": DPO, "reward-model": REWARD}[command]
     return [command, *base, f"model.path={folder}", f"training.output_dir={out}", *more]
+
+
+def write_pairs(file):
+    """Pairs of two turns whose better side says "look" where the other says "find"."""
+
+    def said(role, text):
+        return {"role": role, "content": text}
+
+    def side(words, number):
+        return [said("assistant", f"Think: find it\nAct: {words[0]}"), said("user", f"You see {number} ."),
+                said("assistant", f"Think: it\nAct: {words[1]}")]  # fmt: skip
+
+    with file.open("w") as lines:
+        for number in range(20):
+            sides = (side(("look", "look it"), number), side(("find it", "find"), number))
+            prompt = [said("user", f"Your task is to : look {number}")]
+            pair = {"prompt": prompt, "outcome": [1, 0], "chosen": sides[0], "rejected": sides[1]}
+            lines.write(json.dumps(pair) + "\n")
 
 
 def records(out):
@@ -72,12 +93,16 @@ def runs(tmp_path_factory):
     shape = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
     make_policy(folder, [*texts, "Household. Think: find it\nAct: look", "Nothing happens."], max_length=512, **shape)
     one, two = root / "one", root / "two"
+    write_pairs(root / "pairs.jsonl")
+    pairs = ["--dataset_name", str(root / "pairs.jsonl")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE.parent), str(HERE)]))
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("KILLED_AT", str(root / "killed_at"))
         assert cli.main(words("ppo", folder, one / "ppo")) == 0
         assert cli.main(words("sft", folder, one / "sft")) == 0
+        for name in ("dpo", "reward-model"):
+            assert cli.main(words(name, folder, one / name, *pairs)) == 0
         for name in ("resumed", "sharded"):
             cut_copy(one / "ppo", two / name)
         lines = [
@@ -86,6 +111,8 @@ def runs(tmp_path_factory):
             words("ppo", folder, two / "resumed", "training.resume=true"),
             words("ppo", folder, two / "sharded", "training.resume=true", "backend={kind: fsdp, zero_stage: 2}"),
             words("sft", folder, two / "sharded_sft", "backend={kind: fsdp, zero_stage: 3}"),
+            *(words(name, folder, two / name, "--gpus", "2", *pairs) for name in ("dpo", "reward-model")),
+            words("dpo", folder, two / "sharded_dpo", *pairs, "backend={kind: fsdp, zero_stage: 2}"),
             words("ppo", folder, two / "killed", "reward_fn=ranks_rewards:deadly"),
         ]
         (root / "lines.json").write_text(json.dumps(lines))
@@ -158,6 +185,23 @@ def test_sft_on_two_ranks_has_the_figures_of_one_process(runs, name):
     ours, theirs = (load_file(runs[0] / n / "model" / "model.safetensors") for n in (f"two/{name}", "one/sft"))
     assert ours.keys() == theirs.keys()
     assert all(torch.allclose(ours[n], theirs[n], atol=2e-3) for n in ours)  # six steps of 1e-3 were made
+
+
+@pytest.mark.parametrize(("name", "whole"), [("dpo", "dpo"), ("sharded_dpo", "dpo"), ("reward-model", "reward-model")])
+def test_pairs_on_two_ranks_have_the_figures_of_one_process(runs, name, whole):
+    """Losses, implicit rewards, gradients and validation, step by step."""
+    one, two = records(runs[0] / "one" / whole), records(runs[0] / "two" / name)
+    block = whole.replace("-", "_")
+    assert len(one) == len(two) >= 4
+    for ours, theirs in zip(two, one, strict=True):
+        compared = [n for n in theirs if n.startswith(f"{block}/") and not n.endswith("/seconds")]
+        assert f"{block}/margin" in compared and ours.keys() == theirs.keys()
+        for figure in compared:
+            assert ours[figure] == pytest.approx(theirs[figure], rel=1e-2, abs=2e-5), (figure, theirs["step"])
+    assert one[-1][f"{block}/loss"] < one[0][f"{block}/loss"]
+    if whole == "reward-model":
+        found = [json.loads((runs[0] / where / name / "accuracy.json").read_text()) for where in ("one", "two")]
+        assert found[0] == found[1] and found[0]["accuracy"]["outcome"] == 1.0
 
 
 def test_a_killed_rank_ends_the_run_by_name_and_leaves_it_resumable(runs):

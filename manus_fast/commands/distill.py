@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from manus_fast.commands import common, show
-from manus_fast.commands.train import ConfigFile, Overrides
+from manus_fast.commands.flags import ConfigFile, Overrides
 from manus_fast.errors import UserError
 
 

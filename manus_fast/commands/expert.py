@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from manus_fast.commands import common, show
-from manus_fast.commands.train import ConfigFile, EnvName, Epochs, ModelPath, OutputDir, Overrides, SaveStrategy, Wandb
+from manus_fast.commands.flags import ConfigFile, EnvName, Epochs, ModelPath, OutputDir, Overrides, SaveStrategy, Wandb
 from manus_fast.errors import UserError
 
 

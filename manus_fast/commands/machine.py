@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from manus_fast.commands.train import ModelPath, Overrides, load_settings
+from manus_fast.commands.flags import ModelPath, Overrides, load_settings
 from manus_fast.errors import UserError
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from manus_fast.commands import common
-from manus_fast.commands.train import ConfigFile, Overrides
+from manus_fast.commands.flags import ConfigFile, Overrides
 from manus_fast.errors import UserError
 
 if TYPE_CHECKING:

@@ -9,102 +9,30 @@ from typing import Annotated, Any
 
 import typer
 
-from manus_fast.commands import common
-from manus_fast.commands.train import (
-    BF16,
-    Accumulation,
-    BatchSize,
-    ConfigFile,
-    EnvName,
-    LearningRate,
-    LoggingSteps,
-    ModelPath,
-    OutputDir,
-    Overrides,
-    PerDevice,
-    SaveStrategy,
-    Wandb,
-    batch_size_of,
-    load_settings,
-    shared_flags,
-    tell,
-)
+from manus_fast.commands import common, flags
+from manus_fast.commands.flags import ConfigFile, EnvName, ModelPath, Overrides, load_settings, trains
+from manus_fast.commands.train import tell
+from manus_fast.ranks import connect
 
-Pairs = Annotated[str | None, typer.Option("--dataset_name", help="A preferences.jsonl (data.name).")]
-Epochs = Annotated[int | None, typer.Option("--num_train_epochs", help="Passes over the pairs.")]
 Out = Annotated[str, typer.Option("--out", help="The file to write.")]
 Level = Annotated[str, typer.Option("--level", help="trajectory, or step: the first differing reply.")]
 
 
-def dpo(
-    overrides: Overrides = None,
-    config: ConfigFile = None,
-    model: ModelPath = None,
-    dataset_name: Pairs = None,
-    env_name: EnvName = None,
-    num_train_epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    per_device_train_batch_size: PerDevice = None,
-    gradient_accumulation_steps: Accumulation = None,
-    learning_rate: LearningRate = None,
-    logging_steps: LoggingSteps = None,
-    save_strategy: SaveStrategy = None,
-    output_dir: OutputDir = None,
-    bf16: BF16 = None,
-    use_wandb: Wandb = None,
-) -> None:
+_PAIRS = {"dataset_name": (flags.Pairs, "data.name")}
+
+
+@trains("dpo", "dpo_household", _PAIRS)
+def dpo(settings: Any) -> None:
     """Trains a policy on preference pairs by DPO or a relative of it (dpo.loss)."""
-    flags = {
-        "model.path": model,
-        "data.name": dataset_name,
-        "environment.name": env_name,
-        "dpo.epochs": num_train_epochs,
-        "training.gradient_accumulation_steps": gradient_accumulation_steps,
-        "dpo.batch_size": batch_size_of(batch_size, per_device_train_batch_size, gradient_accumulation_steps),
-        "dpo.learning_rate": learning_rate,
-        "training.logging_steps": logging_steps,
-        **shared_flags(save_strategy, output_dir, bf16, use_wandb),
-    }
-    settings = load_settings(config, "dpo_household", flags, overrides)
-    common.prepare()
     from manus_fast.preference import PreferenceTune
 
     tell(PreferenceTune(settings).run().report, settings)
 
 
-def reward_model(
-    overrides: Overrides = None,
-    config: ConfigFile = None,
-    model: ModelPath = None,
-    dataset_name: Pairs = None,
-    env_name: EnvName = None,
-    num_train_epochs: Epochs = None,
-    batch_size: BatchSize = None,
-    per_device_train_batch_size: PerDevice = None,
-    gradient_accumulation_steps: Accumulation = None,
-    learning_rate: LearningRate = None,
-    logging_steps: LoggingSteps = None,
-    save_strategy: SaveStrategy = None,
-    output_dir: OutputDir = None,
-    bf16: BF16 = None,
-    use_wandb: Wandb = None,
-) -> None:
+@trains("reward_model", "reward_model_household", _PAIRS)
+def reward_model(settings: Any) -> None:
     """Trains a reward model on preference pairs, for a PPO reward, a search's values or a judge of episodes."""
-    flags = {
-        "model.path": model,
-        "data.name": dataset_name,
-        "environment.name": env_name,
-        "reward_model.epochs": num_train_epochs,
-        "training.gradient_accumulation_steps": gradient_accumulation_steps,
-        "reward_model.batch_size": batch_size_of(batch_size, per_device_train_batch_size, gradient_accumulation_steps),
-        "reward_model.learning_rate": learning_rate,
-        "training.logging_steps": logging_steps,
-        **shared_flags(save_strategy, output_dir, bf16, use_wandb),
-    }
-    settings = load_settings(config, "reward_model_household", flags, overrides)
-    common.prepare()
     from manus_fast.preference import RewardTune
-    from manus_fast.ranks import connect
 
     tuned = RewardTune(settings).run()
     if connect().first:
@@ -125,8 +53,8 @@ def collect(
 ) -> None:
     """Lets a model play tasks several times each and writes all episodes."""
     beside = common.config_beside(model)
-    flags: dict[str, Any] = {"model.path": model, "environment.name": env_name, "rollout.temperature": temperature}
-    settings = load_settings(config or beside, "ppo_household", flags, overrides)
+    given: dict[str, Any] = {"model.path": model, "environment.name": env_name, "rollout.temperature": temperature}
+    settings = load_settings(config or beside, "ppo_household", given, overrides)
     common.prepare()
     from manus_fast.finetune import training_tasks
     from manus_fast.player import Player

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from manus_fast.commands import common, show
-from manus_fast.commands.train import ConfigFile, ModelPath, Overrides
+from manus_fast.commands.flags import ConfigFile, ModelPath, Overrides
 from manus_fast.errors import UserError
 
 if TYPE_CHECKING:
