@@ -67,11 +67,23 @@ def test_every_adapter_counts_every_malformed_row(tmp_path, shape):
     assert item.id == "good_1" and item.source == shape.split()[0] and dropped == expected
 
 
+TURN = {"observation": "WebShop", "text": REPLY, "finish_reason": "stop", "format_ok": True, "admissible": True}
+
+
+def test_the_longest_message_is_read_and_the_row_after_a_bad_one(tmp_path):
+    longest = row("agent_instruct", "os_1", change=lambda turns, keys: turns[2].update(value="x" * (MAX_CONTENT - 1)))
+    longer = row("agent_instruct", "os_2", change=CHANGES["message too long"])
+    rows = [longest, longer, row("agent_instruct", "os_3")]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    dropped = Counter()
+    items = list(load_conversations(str(tmp_path / "a.jsonl"), dropped, Protocol()))
+    assert [item.id for item in items] == ["os_1", "os_3"] and dropped == {"message too long": 1}
+
+
 def episode(**changes):
-    turn = {"observation": "WebShop", "text": REPLY, "finish_reason": "stop", "format_ok": True, "admissible": True}
-    bad = {**turn, "text": "hm", "format_ok": False}
+    bad = {**TURN, "text": "hm", "format_ok": False}
     return {"schema": SCHEMA, "id": "a-1", "env": "webshop", "task": "webshop/3", "valid": True, "success": True,
-            "turns": [turn, bad, turn]} | changes  # fmt: skip
+            "turns": [TURN, bad, TURN]} | changes  # fmt: skip
 
 
 def test_solved_rollouts_are_conversations():
@@ -85,7 +97,14 @@ def test_solved_rollouts_are_conversations():
     "change, reason",
     [({"valid": False}, "failed episode"), ({"success": False}, "unsolved episode"),
      ({"turns": [{}]}, "another schema"), ({"task": None}, "another schema"),
-     ({"turns": []}, "nothing trainable"), ({"id": None}, "missing id")],
+     ({"turns": []}, "nothing trainable"), ({"id": None}, "missing id"), ({"turns": None}, "another schema"),
+     ({"turns": [TURN | {"observation": None}]}, "null content"),
+     ({"turns": [TURN | {"text": 3}]}, "content is not text"),
+     ({"turns": [TURN | {"observation": "\n"}]}, "empty turn"), ({"turns": [TURN | {"text": ""}]}, "empty turn"),
+     ({"turns": [TURN | {"observation": "x" * MAX_CONTENT}]}, "message too long"),
+     ({"turns": [TURN | {"observation": "\ud83d"}]}, "invalid UTF-8"),
+     ({"turns": [TURN | {"text": "Think: buy it"}]}, "no action"), ({"turns": ["text"]}, "another schema"),
+     ({"turns": [TURN | {"admissible": None}]}, "nothing trainable")],
 )  # fmt: skip
 def test_other_rollouts_are_counted(tmp_path, change, reason):
     (tmp_path / "trajectories.jsonl").write_text(json.dumps(episode(**change)) + "\n")
