@@ -4,10 +4,10 @@
     python -m benchmarks.bench_expert_iteration --seeds 0 --out runs/bench_expert           # the rounds
     python -m benchmarks.bench_expert_iteration --merge --out runs/bench_expert --json expert_iteration.json
 
-A seed is one process, and its own policy: random weights, demonstrations, searched tasks and sampling. Nothing but the
-policy's own sampled replies is imitated in the rounds (`configs/expert_household.yaml`). Before and after each round
-the policy plays a panel of valid_unseen greedily, which nothing is chosen by; its success is compared with that before
-the rounds, task by task (paired bootstrap). --merge gathers the seeds.
+A seed is one process (`--jobs 3`: side by side), and its own policy: random weights, demonstrations, searched tasks and
+sampling. Nothing but the policy's own sampled replies is imitated in the rounds (`configs/expert_household.yaml`).
+Before and after each round the policy plays a panel of valid_unseen greedily, which nothing is chosen by; its success
+is compared with that before the rounds, task by task (paired bootstrap). --merge gathers the seeds.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import os
 import statistics
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.seeds import add_arguments, over_seeds
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import make_small_policy
 from manus_fast.envs.base import Environment
@@ -37,7 +39,7 @@ from manus_fast.versions import git_commit
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add_arguments(parser)
     parser.add_argument("--out", default="runs/bench_expert", help="a folder seed<n> is made in it")
     parser.add_argument("--name", default="run", help="of the rounds' folder and record, to tell variants apart")
     parser.add_argument("--start", action="store_true", help="make the imitating policies that the rounds begin with")
@@ -52,16 +54,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     if arguments.merge:
         merge(root, arguments.name, arguments.json)
         return
-    for seed in arguments.seeds:
-        folder = root / f"seed{seed}"
-        if arguments.start:
-            start(folder, seed, arguments.sft_seconds, arguments.overrides)
-        else:
-            rounds(folder, arguments.name, seed, arguments.panel, arguments.overrides)
+    list(over_seeds(partial(start if arguments.start else rounds, arguments), arguments))
 
 
-def start(folder: Path, seed: int, seconds: float, overrides: Sequence[str]) -> None:
-    """Imitates the demo's demonstrations; the policy is in `folder`/sft/model."""
+def start(arguments: argparse.Namespace, seed: int) -> None:
+    """Imitates the demo's demonstrations; the policy is in `--out`/seed<n>/sft/model."""
+    prepare()
+    folder, seconds, overrides = Path(arguments.out) / f"seed{seed}", arguments.sft_seconds, arguments.overrides
     own = [f"training.seed={seed}", f"training.output_dir={folder / 'sft'}", f"model.path={folder / 'untrained'}"]
     config = Config.load(find_config(None, "demo_household"), [*own, f"sft.time_limit={seconds}", *overrides])
     environment = make_environment(config)
@@ -72,10 +71,16 @@ def start(folder: Path, seed: int, seconds: float, overrides: Sequence[str]) -> 
     print(f"seed {seed}: {tuned.result.steps} steps, {time.perf_counter() - began:.0f} s, valid_seen {rate:.3f}")
 
 
-def rounds(folder: Path, name: str, seed: int, tasks: int, overrides: Sequence[str]) -> None:
-    """Runs the rounds and writes `folder`/`name`.json."""
+def rounds(arguments: argparse.Namespace, seed: int) -> None:
+    """Runs the rounds and writes `--out`/seed<n>/`--name`.json."""
+    prepare()
+    folder, name, overrides = Path(arguments.out) / f"seed{seed}", arguments.name, arguments.overrides
     own = [f"training.seed={seed}", f"training.output_dir={folder / name}", f"model.path={folder / 'sft' / 'model'}"]
-    sizes = [f"environment.options.num_valid_unseen={tasks}", "evaluation.tasks=20", "training.save_strategy=no"]
+    sizes = [
+        f"environment.options.num_valid_unseen={arguments.panel}",
+        "evaluation.tasks=20",
+        "training.save_strategy=no",
+    ]
     config = Config.load(find_config(None, "expert_household"), [*own, *sizes, *overrides])
     run = ExpertIteration(config)
     first = measured(run.player, run.environment)

@@ -1,40 +1,80 @@
-"""Gathering the seeds of the preferences' benchmark."""
+"""The preferences' benchmark: both of its parts, small, and the seeds' records gathered."""
 
 import json
 
 import pytest
+from learning import tiny_model  # noqa: F401  (one thread)
 
-from benchmarks.bench_preferences import merge
+from benchmarks.bench_preferences import main, merge
+from manus_fast.modeling.tiny import make_policy
 
-
-def record(seed, commit="abc"):
-    found = {"difference": 0.05, "low": 0.01, "high": 0.085}
-    names = ("dpo", "best_of_n", "shortest", "oracle")
-    row = {"seed": seed, "pairs": 900, "dpo_pairs": 700, "against_start": dict.fromkeys(names, found)}
-    row["success"] = {"start": 0.35, "mean": 0.3, **dict.fromkeys(names, 0.4)}
-    return {"commit": commit, "arguments": {"tasks": 500, "n": 4}, "overrides": ["dpo.beta=0.3"], "row": row}
+FOUND = {"difference": 0.05, "low": 0.01, "high": 0.085}
 
 
-def write(root, *records):
-    for each in records:
-        folder = root / f"seed{each['row']['seed']}"
-        folder.mkdir(parents=True)
-        (folder / "run.json").write_text(json.dumps(each))
+def records(seed, commit="abc", start=0.35):
+    """Of both parts, as one seed leaves them."""
+    shared = {"commit": commit, "arguments": {"tasks": 500, "n": 4}, "overrides": ["dpo.beta=0.3"]}
+    row = {"seed": seed, "seconds": {"start": 1.0}}
+    choices = ("best_of_n", "shortest", "oracle")
+    dpo = {**row, "dpo_pairs": 700, "success": {"start": 0.35, "dpo": 0.4}, "against_start": {"dpo": FOUND}}
+    rewarded = {**row, "pairs": 900, "against_start": dict.fromkeys(choices, FOUND)}
+    rewarded["success"] = {"start": start, "mean": 0.3, **dict.fromkeys(choices, 0.4)}
+    return {"dpo": {**shared, "row": dpo}, "reward_model": {**shared, "row": rewarded}}
 
 
-def test_seeds_are_gathered_in_a_table(tmp_path, capsys):
-    write(tmp_path, record(0), record(1))
+def write(root, *seeds):
+    for parts in seeds:
+        for part, record in parts.items():
+            folder = root / f"seed{record['row']['seed']}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"run_{part}.json").write_text(json.dumps(record))
+
+
+def test_parts_and_seeds_are_gathered_in_a_table(tmp_path, capsys):
+    write(tmp_path, records(0), records(1))
     merge(tmp_path, "run", str(tmp_path / "all.json"))
-    cell = "40.0 (+5.0, +1.0 to +8.5)"
-    assert capsys.readouterr().out.splitlines()[1] == f"| 1 | 35.0 | {' | '.join([cell] * 4)} | 30.0 | 900 | 700 |"
+    cell, told = "40.0 (+5.0, +1.0 to +8.5)", capsys.readouterr().out.splitlines()
+    assert told[1] == f"| 1 | 35.0 | {' | '.join([cell] * 4)} | 30.0 | 900 | 700 |"
+    assert told[2] == "dpo +5.0 points, best_of_n +5.0 points over 2 seeds"
     whole = json.loads((tmp_path / "all.json").read_text())
     assert whole["command"] == "python -m benchmarks.bench_preferences --seeds 0 1 --tasks 500 --n 4 dpo.beta=0.3"
     assert [row["seed"] for row in whole["rows"]] == [0, 1] and "row" not in whole
+    assert whole["rows"][0]["success"]["dpo"] == 0.4 and whole["rows"][0]["against_start"]["oracle"] == FOUND
 
 
 def test_seeds_that_were_run_differently_are_refused(tmp_path):
-    with pytest.raises(SystemExit, match=r"expected folders seed<n> with run.json"):
+    with pytest.raises(SystemExit, match=r"expected folders seed<n> with run_dpo.json"):
         merge(tmp_path, "run", None)
-    write(tmp_path, record(0), record(1, commit="def"))
+    write(tmp_path, records(0), records(1, commit="def"))
     with pytest.raises(SystemExit, match=r"expected seeds of one commit"):
         merge(tmp_path, "run", None)
+    write(tmp_path, records(1, start=0.36))
+    with pytest.raises(SystemExit, match=r"expected both parts of seed 1 to begin alike"):
+        merge(tmp_path, "run", None)
+
+
+def test_both_parts_run_and_leave_their_records(tmp_path, monkeypatch):
+    """A policy that knows nothing; its episodes are told to have succeeded by turns."""
+    from manus_fast.player import Player
+
+    words = "You are in the middle of a room . Looking around see cabinet Your task is to : put Think Act Household"
+    shape = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
+    make_policy(tmp_path / "seed5" / "sft" / "model", [words], max_length=512, **shape)
+    collect = Player.collect
+
+    def told(self, *arguments):
+        episodes = collect(self, *arguments)
+        for number, episode in enumerate(episodes):
+            episode.success = number % 2 == 0
+        return episodes
+
+    monkeypatch.setattr(Player, "collect", told)
+    small = ["environment.max_steps=2", "rollout.max_turn_tokens=4", "rollout.max_traj_tokens=20", "evaluation.tasks=2"]
+    small += ["dpo.batch_size=2", "reward_model.batch_size=2", "reward_model.held_out=0", "rollout.temperature=2.0"]
+    main(["--seeds", "5", "--out", str(tmp_path), "--tasks", "4", "--n", "2", "--panel", "4", *small])
+    found = [
+        json.loads((tmp_path / "seed5" / f"run_{part}.json").read_text())["row"] for part in ("dpo", "reward_model")
+    ]
+    assert found[0]["success"].keys() == {"start", "dpo"} and found[0]["dpo"]["steps"] >= 2
+    assert {"start", "best_of_n", "shortest", "oracle", "mean"} <= found[1]["success"].keys()
+    merge(tmp_path, "run", None)

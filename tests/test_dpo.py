@@ -9,9 +9,17 @@ import torch
 from learning import random_rows, tiny_model
 
 from manus_fast.agent.trajectory import Row
+from manus_fast.data.packing import pack
 from manus_fast.data.preferences import RowPair
 from manus_fast.learn.backend import BackendConfig, make_backend
-from manus_fast.learn.dpo import DPOConfig, DPOObjective, preference_loss, reference_log_prob, train_dpo
+from manus_fast.learn.dpo import (
+    DPOConfig,
+    DPOObjective,
+    first_difference,
+    preference_loss,
+    reference_log_prob,
+    train_dpo,
+)
 from manus_fast.learn.offline import OfflineState, train_offline
 from manus_fast.learn.pairs import PackedPairs, by_side
 from manus_fast.learn.policy import Policy
@@ -251,3 +259,84 @@ def test_refusals():
         train(DPOConfig(batch_size=8))
     with pytest.raises(ValueError, match=r"dpo.batch_size: expected a multiple"):
         train(DPOConfig(batch_size=7), gradient_accumulation_steps=2)
+
+
+def conversation(*turns, offset=0):
+    """A row of turns (observation ids, reply ids); turn ids begin at `offset`."""
+    ids, mask, numbers = [], [], []
+    for number, (seen, said) in enumerate(turns, offset):
+        ids += [*seen, *said]
+        mask += [False] * len(seen) + [True] * len(said)
+        numbers += [-1] * len(seen) + [number] * len(said)
+    zeros = np.zeros(len(ids), np.float32)
+    return Row(np.asarray(ids, np.int64), np.asarray(mask), np.asarray(numbers, np.int32), zeros, zeros, episode=0)
+
+
+# Alike until the second reply; then one side goes on for a turn, the other for two.
+BEGIN = ([1, 2, 3], [4, 5])
+LONG = [
+    RowPair(
+        [conversation(BEGIN, ([6], [7, 8 + n, 9]), ([10], [11, 12]))],
+        [conversation(BEGIN, ([6], [7, 20 + n]), ([13], [14]), ([15], [16, 17, 18]))],
+    )
+    for n in range(4)
+]
+# What the two say to the same conversation, alone.
+REPLIES = [
+    RowPair([conversation(BEGIN, ([6], [7, 8 + n, 9]))], [conversation(BEGIN, ([6], [7, 20 + n]))]) for n in range(4)
+]
+for pair in REPLIES:
+    for row in (*pair.chosen, *pair.rejected):
+        row.loss_mask[:6] = False  # the common beginning is prompt
+FIRST = {"batch_size": 4, "beta": 0.3, "compare": "first_difference"}
+
+
+@pytest.mark.parametrize("loss", ["sigmoid", "ipo", "length_normalised"])
+def test_the_first_differing_reply_alone_is_compared(loss):
+    """The same loss and gradient as of pairs that are cut to that reply by hand."""
+    ours, figures = gradients(DPOConfig(loss=loss, **FIRST), pairs=LONG)
+    theirs, expected = gradients(DPOConfig(loss=loss, **{**FIRST, "compare": "all"}), pairs=REPLIES)
+    assert figures == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_likelihood_beside_it_is_that_of_the_whole_chosen_side():
+    """The coefficient's part of the gradient is SFT's on the chosen rows, each with the same weight."""
+    with_it, figures = gradients(DPOConfig(sft_coef=0.7, **FIRST), pairs=LONG)
+    without, alone = gradients(DPOConfig(**FIRST), pairs=LONG)
+    policy = Policy(tiny_model())
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.mul_(1.02)
+    rows = [pair.chosen[0] for pair in LONG]
+    likelihood = torch.stack([policy.score(pack([row])).log_prob.sum() / row.loss_mask.sum() for row in rows]).mean()
+    (-0.7 * likelihood).backward()
+    assert figures["loss"] - alone["loss"] == pytest.approx(-0.7 * likelihood.item(), rel=1e-5)
+    for name, parameter in policy.named_parameters():
+        torch.testing.assert_close(with_it[name] - without[name], parameter.grad, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_windowed_rows_are_cut_at_the_row_that_differs():
+    """A windowed context gives a row for each turn: those before the difference are the same and nothing to compare."""
+    same, later = conversation(BEGIN), conversation(([13], [14]), offset=2)
+    sides = [conversation(([6], [7, last]), offset=1) for last in (8, 20)]
+    pair = RowPair([same, sides[0], later], [same, sides[1]])
+    cut, compared = first_difference(pair, whole=True)
+    assert [len(row) for row in cut.chosen] == [5, 3, 2] and [len(row) for row in cut.rejected] == [3]
+    assert [row.tolist() for row in compared] == [[0] * 5, [0, 1, 1], [0, 0], [0, 1, 1]]
+    cut, compared = first_difference(pair, whole=False)
+    assert len(cut.chosen) == len(cut.rejected) == 1 and [row.tolist() for row in compared] == [[0, 1, 1]] * 2
+
+
+def test_sides_that_were_told_different_things_are_left_out_and_counted():
+    """What they said to different observations tells nothing of one decision."""
+    told = RowPair([conversation(BEGIN, ([6], [7]))], [conversation(BEGIN, ([8], [9]))])
+    assert first_difference(told, whole=True) is None
+    policy = Policy(tiny_model())
+    objective = DPOObjective(policy, [told, *LONG], DPOConfig(**FIRST), 1)
+    assert objective.count == 4 and objective.dropped == 1
+    with pytest.raises(ValueError, match=r"dpo: expected at least one preference pair, got none"):
+        DPOObjective(policy, [told], DPOConfig(**FIRST), 1)
+    with pytest.raises(ValueError, match=r"dpo.compare: expected one of all, first_difference, got 'last'"):
+        DPOConfig(compare="last")

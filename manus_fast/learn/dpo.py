@@ -11,6 +11,7 @@ reference is the policy as it is before the first step, scored once; no second m
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from manus_fast.agent.trajectory import Row
 from manus_fast.data.packing import PackedRows, micro_batch_rows
 from manus_fast.data.preferences import RowPair
 from manus_fast.learn.backend import Backend
@@ -30,6 +32,7 @@ from manus_fast.learn.policy import Policy, Reference, ScoreOutput
 from manus_fast.learn.schedules import Schedule
 
 LOSSES = ("sigmoid", "ipo", "length_normalised")
+COMPARES = ("all", "first_difference")
 
 
 @dataclass
@@ -45,6 +48,9 @@ class DPOConfig(OfflineConfig):
     """sigmoid | ipo | length_normalised."""
     beta: float = 0.1
     """Strength of the tie to the reference: the larger, the closer the policy stays."""
+    compare: str = "all"
+    """What of the sides is compared. all: every reply; first_difference: the first reply in which they differ, after
+    the same conversation. What comes later then counts for `sft_coef` alone, and on the rejected side not at all."""
     label_smoothing: float = 0.0
     """Share of labels taken to be wrong (Mitchell, "A note on DPO with noisy preferences"); not for ipo."""
     reference_free: bool = False
@@ -59,6 +65,8 @@ class DPOConfig(OfflineConfig):
         super().__post_init__()
         if self.loss not in LOSSES:
             raise ValueError(f"dpo.loss: expected one of {', '.join(LOSSES)}, got {self.loss!r}")
+        if self.compare not in COMPARES:
+            raise ValueError(f"dpo.compare: expected one of {', '.join(COMPARES)}, got {self.compare!r}")
         if not self.beta > 0:
             raise ValueError(f"dpo.beta: expected a number above 0, got {self.beta}")
         if not 0 <= self.label_smoothing < 0.5:
@@ -103,6 +111,38 @@ def preference_loss(
     return losses, config.beta * difference.detach()
 
 
+def first_difference(pair: RowPair, whole: bool) -> tuple[RowPair, list[np.ndarray]] | None:
+    """A pair cut for `compare: first_difference`, and which tokens of its rows are compared, float32 [T] for each row.
+
+    The rejected side ends with the first reply in which the sides differ; the chosen one too, unless `whole`.
+    None: the sides first differ in something else than a reply, so that what they chose in is not the same.
+    """
+    for number, (a, b) in enumerate(zip(pair.chosen, pair.rejected, strict=False)):
+        shorter = min(len(a), len(b))
+        differing = np.flatnonzero(a.token_ids[:shorter] != b.token_ids[:shorter])
+        if not len(differing):
+            if len(a) == len(b):
+                continue
+            return None
+        turn, other = (int(row.turn_id[differing[0]]) for row in (a, b))
+        if turn < 0 or turn != other or not (a.loss_mask[differing[0]] and b.loss_mask[differing[0]]):
+            return None
+        ends = [int(np.flatnonzero(row.turn_id == turn)[-1]) + 1 for row in (a, b)]
+        rejected = _cut(b, ends[1])
+        chosen = list(pair.chosen) if whole else [_cut(a, ends[0])]
+        compared = [
+            np.where(row.loss_mask & (row.turn_id == turn) & (not whole or at == number), 1.0, 0.0).astype(np.float32)
+            for at, row in [*enumerate(chosen), (number, rejected)]
+        ]
+        return dataclasses.replace(pair, chosen=chosen, rejected=[rejected]), compared
+    return None
+
+
+def _cut(row: Row, end: int) -> Row:
+    arrays = {name: value[:end] for name, value in vars(row).items() if isinstance(value, np.ndarray)}
+    return dataclasses.replace(row, **arrays)
+
+
 class DPOObjective:
     """Mean preference loss over pairs, whatever the micro-batches and the packing.
 
@@ -124,8 +164,14 @@ class DPOObjective:
         reference: dict[str, torch.Tensor] | None = None,
     ):
         self._config = config
+        given, weights = len(pairs), None
+        if config.compare == "first_difference":
+            found = [cut for pair in pairs if (cut := first_difference(pair, config.sft_coef > 0)) is not None]
+            pairs, weights = [pair for pair, _ in found], [row for _, rows in found for row in rows]
         self._pairs = PackedPairs(pairs, "dpo")
-        self.count, self.dropped = check_count(config, self._pairs.count, "pairs"), 0
+        if weights is not None:
+            self._pairs.packed.weight = torch.from_numpy(np.concatenate(weights))
+        self.count, self.dropped = check_count(config, self._pairs.count, "pairs"), given - len(pairs)
         self.groups = None
         self._micro = micro_batch_rows(config.batch_size, ranks, gradient_accumulation_steps, key="dpo.batch_size")
         packed = self._pairs.packed
@@ -150,13 +196,16 @@ class DPOObjective:
         denominator = float(len(index))
 
         def loss_of(part: PackedRows, output: ScoreOutput) -> tuple[torch.Tensor, torch.Tensor]:
-            log_prob = by_side(part, output.log_prob.float())
-            lengths = by_side(part, part.loss_mask.float())
-            losses, rewards = preference_loss(log_prob, by_side(part, part.ref_log_prob), lengths, config)
+            counted = part.loss_mask.float()
+            compared = counted if part.weight is None else part.weight
+            log_prob = by_side(part, output.log_prob.float() * compared)
+            lengths = by_side(part, compared)
+            losses, rewards = preference_loss(log_prob, by_side(part, part.ref_log_prob * compared), lengths, config)
             likelihood = (log_prob / lengths).detach()
             loss = losses.sum() / denominator
             if config.sft_coef:
-                loss = loss - config.sft_coef * (log_prob[:, 0] / lengths[:, 0]).sum() / denominator
+                whole = by_side(part, output.log_prob.float())[:, 0] / by_side(part, counted)[:, 0]
+                loss = loss - config.sft_coef * whole.sum() / denominator
             margin = rewards[:, 0] - rewards[:, 1]
             figures = [losses.detach(), margin, (margin > 0).float(), rewards[:, 0], rewards[:, 1], *likelihood.T]
             return loss, torch.stack([loss.detach(), *(x.sum() / denominator for x in figures)])
