@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,16 +83,29 @@ def training(record: dict[str, Any]) -> list[str]:
             lines.append(f"| {row['seed']}, {play} | {_compared(figures)} | {seconds} |")
     for play in plays:
         mean = {n: f"{r['score']:.3f}, {100 * r['success']:.1f} %" for n, r in record["mean"][play].items()}
-        lines.append(f"| mean, {play} | {mean['sft']} | {mean['ppo']} | | | |")
+        found = [(row if play == "greedy" else row[play])["ppo_minus_sft"] for row in record["rows"]]
+        score, points = (_cell(_joined([part[name] for part in found]), name) for name in ("score", "success"))
+        lines.append(f"| mean, {play} | {mean['sft']} | {mean['ppo']} | {score} | {points} | |")
     return lines
+
+
+def _joined(parts: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of independent differences, with the interval that their own make: over goals, the seeds being these."""
+    mean = sum(part["difference"] for part in parts) / len(parts)
+    half = math.sqrt(sum(((part["high"] - part["low"]) / 2) ** 2 for part in parts)) / len(parts)
+    return {"difference": mean, "low": mean - half, "high": mean + half}
+
+
+def _cell(found: dict[str, float], name: str) -> str:
+    scale, form = (1, "+.3f") if name == "score" else (100, "+.1f")
+    difference, low, high = (format(scale * found[key], form) for key in ("difference", "low", "high"))
+    return f"{difference} ({low} to {high})"
 
 
 def _compared(row: dict[str, Any]) -> str:
     cells = [f"{row[name]['score']:.3f}, {100 * row[name]['success']:.1f} %" for name in ("sft", "ppo")]
     found = row["ppo_minus_sft"]
-    score = [f"{found['score'][name]:+.3f}" for name in ("difference", "low", "high")]
-    points = [f"{100 * found['success'][name]:+.1f}" for name in ("difference", "low", "high")]
-    return " | ".join([*cells, *(f"{values[0]} ({values[1]} to {values[2]})" for values in (score, points))])
+    return " | ".join([*cells, *(_cell(found[name], name) for name in ("score", "success"))])
 
 
 Blocks = dict[tuple[str, str], tuple[str, Callable[[Any], list[str]]]]

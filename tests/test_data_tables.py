@@ -28,8 +28,13 @@ def test_training_by_hand():
     found = f"{figures} | +0.250 (+0.200 to +0.300) | +25.0 (+20.0 to +30.0) | 100 + 200"
     assert data_tables.training(record)[-4:] == [
         f"| 3, greedy | {found} |", f"| 3, sampled | {found} |",
-        f"| mean, greedy | {figures} | | | |", f"| mean, sampled | {figures} | | | |",
+        f"| mean, greedy | {figures} | +0.250 (+0.200 to +0.300) | +25.0 (+20.0 to +30.0) | |",
+        f"| mean, sampled | {figures} | +0.250 (+0.200 to +0.300) | +25.0 (+20.0 to +30.0) | |",
     ]  # fmt: skip
+    other = {"difference": 0.05, "low": -0.05, "high": 0.15}  # halves 0.05 and 0.1: sqrt(0.0125) / 2 = 0.0559
+    worse = {**rows[0], "ppo_minus_sft": {"score": other, "success": other}}
+    line = data_tables.training({**record, "rows": [*rows, worse], "mean": {"greedy": mean}})[-1]
+    assert line == f"| mean, greedy | {figures} | +0.150 (+0.094 to +0.206) | +15.0 (+9.4 to +20.6) | |"
     assert len(data_tables.training({**record, "mean": {"greedy": mean}})) == len(data_tables.training(record)) - 2
 
 
