@@ -130,7 +130,8 @@ def merge(files: Sequence[str], target: str | None) -> None:
     """
     records = [json.loads(Path(file).read_text()) for file in files]
     rows = [row for record in records for row in record["rows"]]
-    if len({(record["split"], record["commit"]) for record in records}) > 1 or any(
+    commits = {record["commit"] for record in records}  # with "+" where files differed from it
+    if len({(record["split"], (record["commit"] or "").rstrip("+")) for record in records}) > 1 or any(
         (row["tasks"], list(row["solved"])) != (rows[0]["tasks"], list(rows[0]["solved"])) for row in rows
     ):
         raise SystemExit("--merge: expected runs of one commit, split, number of tasks and budgets, got several")
@@ -138,7 +139,7 @@ def merge(files: Sequence[str], target: str | None) -> None:
     greedy = [row for row in rows if row["name"] == "greedy"][:1]
     rest = [row for row in rows if row["name"] != "greedy"]
     rest.sort(key=lambda row: (row["search"]["temperature"], names.index(row["name"])))
-    record = {**records[0], "rows": greedy + rest}
+    record = {**records[0], "commit": max(commits, key=lambda commit: commit or ""), "rows": greedy + rest}
     for row in record["rows"]:
         print(line(row, [int(budget) for budget in row["solved"]]))
     if target:

@@ -76,7 +76,8 @@ def _search(record: dict[str, Any]) -> list[str]:
     rows = record["rows"]
     budgets = list(rows[0]["solved"])
     lines = [
-        f"Search with an earlier demo's SFT policy: per cent of {rows[0]['tasks']} tasks of {record['split']} solved",
+        f"Search with an SFT policy of the demo (600 demonstrations): per cent of {rows[0]['tasks']} tasks of "
+        f"{record['split']} solved",
         f"within a number of generated tokens a task (`{record['command']}`). `docs/search.md` says what each",
         "strategy does.",
         "",

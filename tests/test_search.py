@@ -188,6 +188,24 @@ def test_search_select_limits():
     assert trees.select(trees=[0, 2]).tree.tolist() == [0, 2]
 
 
+def test_search_a_tree_stops_before_its_counters_run_over():
+    """A visit word counts to 2^24 - 1 beside what is in flight: a tree that gets there says so, no count is lost."""
+    trees = TreeBatch(1, 4, max_actions=1)
+    trees.set_roots([0.0], [[1.0]])
+    trees.update(trees.select(), [0.0], rewards=[0.5], terminal=[True])
+    given = np.ones((1, 1, 1)), np.zeros((1, 1))
+    for call in (lambda: trees.search_given(2**24, *given), lambda: trees.select()):
+        with pytest.raises(ValueError, match="tree 0 has used up its 16777215 visits; advance or reset it"):
+            call()
+    visits = int(trees.simulations[0])
+    assert 2**24 - 300 < visits < 2**24 and trees.in_flight[0] == 0
+    assert trees.root_visits().tolist() == [[visits - 1]]
+    assert trees.root_values()[0] == 0.5 * (visits - 1) / visits
+    trees.reset(0)
+    trees.set_roots([0.0], [[1.0]])
+    assert trees.select().status.tolist() == [EVALUATE]
+
+
 def test_search_advance_keeps_the_subtree():
     trees = TreeBatch(1, 200, max_actions=4, discount=0.9)
     trees.search_hashed(150, 4, seed=2)

@@ -44,20 +44,29 @@ def test_seeds_are_merged_with_their_mean(tmp_path, capsys):
 
 
 def test_runs_of_one_panel_are_joined(tmp_path, capsys):
-    def record(name, temperature, tasks=200):
+    def record(name, temperature, tasks=200, commit="abc"):
         row = {"name": name, "search": {"temperature": temperature}, "tasks": tasks, "solved": {"125": 50},
                "success": {"125": 0.25}, "mean_tokens": 100.0, "mean_steps": 5.0}  # fmt: skip
-        return {"split": "valid_unseen", "commit": "abc", "rows": [row]}
+        return {"split": "valid_unseen", "commit": commit, "rows": [row]}
 
     files = []
     for number, case in enumerate((("MCTS", 1.0), ("beam", 1.4), ("beam", 1.0), ("greedy", 1.0), ("greedy", 1.0))):
         files.append(str(tmp_path / f"{number}.json"))
         (tmp_path / f"{number}.json").write_text(json.dumps(record(*case)))
     bench_search_panel.main(["--merge", *files, "--json", str(tmp_path / "all.json")])
-    rows = json.loads((tmp_path / "all.json").read_text())["rows"]
+    joined = json.loads((tmp_path / "all.json").read_text())
+    rows = joined["rows"]
+    assert joined["commit"] == "abc"
     found = [(row["name"], row["search"]["temperature"]) for row in rows]
     assert found == [("greedy", 1.0), ("beam", 1.0), ("MCTS", 1.0), ("beam", 1.4)]
     assert "| greedy | – | 25.0 | 100 | 5.0 |" in capsys.readouterr().out
+    # A checkout with edits is told from a clean one, and another commit is refused.
+    (tmp_path / "0.json").write_text(json.dumps(record("MCTS", 1.0, commit="abc+")))
+    bench_search_panel.main(["--merge", *files, "--json", str(tmp_path / "all.json")])
+    assert json.loads((tmp_path / "all.json").read_text())["commit"] == "abc+"
+    (tmp_path / "0.json").write_text(json.dumps(record("MCTS", 1.0, commit="abd")))
+    with pytest.raises(SystemExit, match="expected runs of one commit"):
+        bench_search_panel.main(["--merge", *files])
     (tmp_path / "0.json").write_text(json.dumps(record("MCTS", 1.0, tasks=100)))
     with pytest.raises(SystemExit, match="expected runs of one commit, split, number of tasks and budgets"):
         bench_search_panel.main(["--merge", *files])
