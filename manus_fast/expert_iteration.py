@@ -29,6 +29,7 @@ from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.finetune import FineTune, training_tasks
 from manus_fast.learn.expert_iteration import imitation_rows, solved_episodes
 from manus_fast.learn.search_values import fit_values, load_values, save_values
+from manus_fast.modeling.lora import has_adapters, merge
 from manus_fast.player import Player
 from manus_fast.process import prepare_process
 from manus_fast.ranks import connect
@@ -206,9 +207,15 @@ class ExpertIteration:
             training.gradient_accumulation_steps = 1
         # No expert plays here, so no demonstrations are asked of the split.
         data = dataclasses.replace(self.config.data, demonstrations=1)
-        own = dataclasses.replace(self.config, training=training, data=data, sft=sft)
+        lora = self.config.model.lora
+        if lora is not None:  # an adapter's folder names its base model, and that of a later round is in no file
+            lora = dataclasses.replace(lora, export="merged")
+        net = dataclasses.replace(self.config.model, lora=lora)
+        own = dataclasses.replace(self.config, model=net, training=training, data=data, sft=sft)
         tune = FineTune(own, self.model, self.tokenizer, self.environment)
         tuned = tune.run(rows)
+        if has_adapters(self.model):
+            merge(self.model)  # the next round begins from what this one came to
         self.player, self.report = tune.player, tuned.report
         return Round(
             number=number,

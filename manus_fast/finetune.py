@@ -110,7 +110,7 @@ class OfflineRun:
             )
         if training.save_strategy != "no":
             self.save()
-        whole = self.whole()
+        whole = self.whole(self.config.model.exports_adapter)
         if self.tracking is not None:
             whole.save_pretrained(self.folder / "model")
             self.tokenizer.save_pretrained(self.folder / "model")
@@ -137,7 +137,7 @@ class OfflineRun:
 
     def save(self) -> None:
         """Writes a checkpoint from which a run goes on exactly."""
-        whole = self.whole()
+        whole = self.whole(adapter=True)
         tensors = {"optimizer": self.backend.tensors(), "best": self.state.best or {}, **self.extra_tensors()}
         if self.ranks.first:
             save(
@@ -151,8 +151,9 @@ class OfflineRun:
             )
         self.ranks.wait()
 
-    def whole(self) -> Any:
-        """What is saved as the model, up to date. All ranks have to call it."""
+    def whole(self, adapter: bool = False) -> Any:
+        """What is saved as the model, up to date: the adapter alone where that is asked for and there is one. All
+        ranks have to call it."""
         return self.policy
 
     def extra_tensors(self) -> dict[str, dict[str, Any]]:
@@ -194,7 +195,8 @@ class PlayedRun(OfflineRun):
         self.playing = playing_model(model, config.backend, config.model.dtype, ranks)
         self.player = Player(config, self.playing, tokenizer, environment, ranks)
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
-        policy = Policy(model, "none", config.model.gradient_checkpointing, config.model.compile)
+        trained = config.model.adapted(model, config.training.seed)
+        policy = Policy(trained, "none", config.model.gradient_checkpointing, config.model.compile)
         super().__init__(config, block, policy, tokenizer)
         self._version = self.state.step
 
@@ -206,11 +208,8 @@ class PlayedRun(OfflineRun):
             report.save(self.folder / "eval.json")
         return FineTuned(result, report)
 
-    def whole(self) -> Any:
-        if self.playing is self.policy.model:
-            return self.policy
-        self.policy.write_to(self.playing)
-        return self.playing
+    def whole(self, adapter: bool = False) -> Any:
+        return self.policy.saved_as(self.playing, adapter)
 
     def validate(self) -> float:
         return self.evaluate().summary.success.rate
@@ -218,7 +217,7 @@ class PlayedRun(OfflineRun):
     def evaluate(self) -> Report:
         """Plays the validation panel with the policy as it is."""
         self._version += 1
-        self.player.load(self.policy.named_weights(), self._version)
+        self.player.load(self.policy.weights_for(self.player.engine), self._version)
         temperature = self.config.evaluation.temperature
         report = evaluate(self.panel, lambda tasks: self.player.play(tasks, temperature), str(self.folder))
         report.settings = {"temperature": temperature, "step": self.state.step}

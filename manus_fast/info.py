@@ -81,6 +81,7 @@ def memory(config: Config, ranks: int = 1, capacity: int | None = None, block: s
     learning, length = getattr(config, block), config.rollout.max_length
     rows = micro_batch_rows(learning.batch_size, ranks, config.training.gradient_accumulation_steps)
     limit = learning.max_tokens
+    shape, lora = plan.Shape.of(_model_config(config.model.path)), config.model.lora
     load = plan.Load(
         dtype=config.model.dtype,
         tokens=rows * length if limit is None else min(rows * length, max(limit, length)),
@@ -88,12 +89,12 @@ def memory(config: Config, ranks: int = 1, capacity: int | None = None, block: s
         length=length,
         critic=config.ppo.critic_kind if block == "ppo" else "none",
         reference=block == "ppo" and config.ppo.needs_reference,
+        adapters=None if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules),
         gradient_checkpointing=config.model.gradient_checkpointing,
         ranks=ranks,
         zero_stage=config.backend.zero_stage if config.backend.kind == "fsdp" and ranks > 1 else 0,
         offload=config.backend.offload,
     )
-    shape = plan.Shape.of(_model_config(config.model.path))
     capacity = _capacity() if capacity is None else capacity
     parts, changes = plan.parts(shape, load), plan.remedies(shape, load, capacity, block)
     return {

@@ -12,7 +12,7 @@ fullest moment, the end of a forward pass; allocators and kernels take some more
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +80,18 @@ class Shape:
         norms = 2 * self.hidden + (2 * self.head_dim if self.head_norms else 0)
         return attention + biases + 3 * self.hidden * self.intermediate + norms
 
+    def adapter_parameters(self, rank: int, names: Sequence[str] | None = None) -> int:
+        """Of low-rank adapters on the linear layers `names`, or on all of them: rank · (width in + width out) each."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        widths = {
+            "q_proj": self.hidden + queries,
+            "k_proj": self.hidden + keys,
+            "v_proj": self.hidden + keys,
+            "o_proj": queries + self.hidden,
+            **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.hidden + self.intermediate),
+        }
+        return self.layers * rank * sum(width for name, width in widths.items() if names is None or name in names)
+
     @property
     def trunk_parameters(self) -> int:
         """Embedding, layers and the last norm."""
@@ -115,6 +127,8 @@ class Load:
     """none | shared | separate."""
     reference: bool = False
     """Whether a frozen copy is held for a KL term."""
+    adapters: int | None = None
+    """Parameters of low-rank adapters, which then train in place of the policy's weights; they need no reference."""
     gradient_checkpointing: bool = False
     ranks: int = 1
     zero_stage: int = 0
@@ -135,7 +149,8 @@ class Load:
 def parts(shape: Shape, load: Load) -> dict[str, int]:
     """Bytes on each GPU by part. Their sum is the estimate.
 
-    With P trained parameters (the policy's, and a separate critic's trunk):
+    With P trained parameters (the policy's or its adapters', and a separate critic's trunk); what is frozen is counted
+    under weights and under rollout_copy alone:
 
     - weights: P of the compute dtype, under stage 3 two layers of them and what lies around the layers; a frozen
       reference as many as the policy's again.
@@ -150,18 +165,19 @@ def parts(shape: Shape, load: Load) -> dict[str, int]:
     - kv_cache: keys and values of the episodes being played.
     """
     width = 2 if load.dtype == "bfloat16" else _FP32
-    trained = shape.parameters
+    frozen = 0 if load.adapters is None else shape.parameters
+    trained = shape.parameters if load.adapters is None else load.adapters
     if load.critic == "separate":
         trained += shape.trunk_parameters
     if load.critic != "none":
         trained += shape.hidden + 1
     trunks = 2 if load.critic == "separate" else 1
-    largest = shape.vocabulary * shape.hidden
+    largest = shape.vocabulary * shape.hidden if load.adapters is None else 0
     divided = load.zero_stage > 0 and load.ranks > 1
     state = trained // (load.ranks if divided else 1)
-    weights = trained
+    weights = frozen + trained
     if divided and load.zero_stage == 3:  # the layer at work and the next, and what lies around the layers
-        weights = trained - (trunks * shape.layers - 2) * shape.layer_parameters
+        weights = frozen + trained - (trunks * shape.layers - 2) * shape.layer_parameters
     gradients = trained if not divided else state + (trained if load.zero_stage == 1 else 0)
     if load.offload:
         gradients -= state
@@ -174,7 +190,7 @@ def parts(shape: Shape, load: Load) -> dict[str, int]:
         kept = trunks * shape.layers * one
     length = math.ceil(load.length / _CACHE_BLOCK) * _CACHE_BLOCK
     return {
-        "weights": width * weights + (width * shape.parameters if load.reference else 0),
+        "weights": width * weights + (width * shape.parameters if load.reference and not frozen else 0),
         "gradients": _FP32 * gradients + (width * largest if width < _FP32 else 0),
         "optimizer": 0 if load.offload else optimizer,
         "rollout_copy": width * shape.parameters if divided else 0,

@@ -94,6 +94,8 @@ class RewardTune(OfflineRun):
         prepare_process()
         if config.backend.kind == "fsdp":
             raise ValueError("backend.kind: expected single or ddp for a reward model, got 'fsdp'")
+        if config.model.lora is not None:
+            raise ValueError("model.lora: expected null for a reward model, which is trained whole, got adapters")
         prepare_folder(config.training.output_dir)
         if model is None:
             model, tokenizer = config.model.open()

@@ -20,6 +20,7 @@ from manus_fast.learn.reward_model import RewardModelConfig
 from manus_fast.learn.schedules import Schedule, schedule
 from manus_fast.learn.sft import SFTConfig
 from manus_fast.modeling.load import load_model
+from manus_fast.modeling.lora import LoRAConfig
 from manus_fast.rewards.episode import check_rewards
 from manus_fast.rollout.endpoint import EndpointConfig
 from manus_fast.rollout.scheduler import RolloutConfig
@@ -42,6 +43,8 @@ class ModelConfig:
     """Compile the decoder's layers (torch.compile): faster steps on a GPU, for tens of seconds at the start."""
     use_flash_attention_2: bool = False
     """Use flash-attn where it is installed; without it a sentence says so and torch's own kernels serve."""
+    lora: LoRAConfig | None = None
+    """Train low-rank adapters (PEFT) in place of the weights; null: the weights."""
 
     def place(self) -> str:
         """The device as torch names it."""
@@ -60,6 +63,15 @@ class ModelConfig:
         if not self.path:
             raise ValueError("model.path: expected a model folder or hub name, got none (set it or --model_path)")
         return load_model(self.path, "float32", self.place(), self.use_flash_attention_2)
+
+    def adapted(self, model: Any, seed: int) -> Any:
+        """What a policy is made of: `model` itself, or with `lora` PEFT's wrapper around it (see LoRAConfig.adapt)."""
+        return model if self.lora is None else self.lora.adapt(model, seed)
+
+    @property
+    def exports_adapter(self) -> bool:
+        """Whether the model that a run leaves is an adapter's folder."""
+        return self.lora is not None and self.lora.export == "adapter"
 
 
 @dataclass

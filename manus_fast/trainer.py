@@ -117,7 +117,8 @@ class Trainer:
         self._stages = [make_environment(config, s.options, s.max_steps) for s in self.curriculum.stages]
         self._enter_stage()
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
-        self.policy = Policy(model, config.ppo.critic_kind, config.model.gradient_checkpointing, config.model.compile)
+        trained = config.model.adapted(model, training.seed)
+        self.policy = Policy(trained, config.ppo.critic_kind, config.model.gradient_checkpointing, config.model.compile)
         reference = None
         if config.ppo.needs_reference and self.playing is not model:  # while the policy is whole
             reference = Reference(self.policy, DTYPES[config.model.dtype])
@@ -181,9 +182,9 @@ class Trainer:
             self.player.stop()
         if self.config.training.save_strategy != "no":
             self.save()
-        self._whole()
+        whole = self.policy.saved_as(self.playing, self.config.model.exports_adapter)
         if self.tracking is not None:
-            self.playing.save_pretrained(self.folder / "model")
+            whole.save_pretrained(self.folder / "model")
             self.tokenizer.save_pretrained(self.folder / "model")
             report.save(self.folder / "eval.json")
             self.tracking.close()
@@ -249,7 +250,7 @@ class Trainer:
             )
         self._look_at_ratio(stats)
         with self.phases("load"):
-            self.player.load(self.policy.named_weights(), self.counters.iteration + 1)
+            self.player.load(self.policy.weights_for(self.player.engine), self.counters.iteration + 1)
         counters = self.counters
         counters.iteration += 1
         self.count(trajectories)
@@ -329,7 +330,7 @@ class Trainer:
         """Writes a checkpoint from which a run goes on exactly."""
         with self.phases("save"):
             tensors = self.backend.tensors()
-            self._whole()
+            whole = self.policy.saved_as(self.playing, adapter=True)
             if self.ranks.first:
                 save(
                     self.folder,
@@ -341,16 +342,11 @@ class Trainer:
                         "empty_steps": self.empty.in_row,
                     },
                     tensors={"optimizer": tensors},
-                    model=self.playing,
+                    model=whole,
                     tokenizer=self.tokenizer,
                     keep=self.config.training.keep_checkpoints,
                 )
             self.ranks.wait()
-
-    def _whole(self) -> None:
-        """Brings the model that is saved up to date, where it is not the trained one itself."""
-        if self.playing is not self.policy.model:
-            self.policy.write_to(self.playing)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         self.backend.load(checkpoint.tensors("optimizer"))
@@ -359,7 +355,7 @@ class Trainer:
         self.curriculum.load_state_dict(checkpoint.scalars["curriculum"])
         self.empty.in_row = int(checkpoint.scalars["empty_steps"])
         self._enter_stage()
-        self.player.load(self.policy.named_weights(), self.counters.iteration)
+        self.player.load(self.policy.weights_for(self.player.engine), self.counters.iteration)
 
     def _enter_stage(self) -> None:
         """Trains on the environment of the curriculum's stage, or on the config's own where there is none."""

@@ -1,5 +1,6 @@
 """One rank of the run that test_ranks.py starts: `python ranks_worker.py KIND,… FILE`; rank 0 writes FILE."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from manus_fast.learn.guard import NonFiniteError
 from manus_fast.learn.losses import PPOConfig
 from manus_fast.learn.policy import Policy
 from manus_fast.learn.update import PolicyGradientUpdate
+from manus_fast.modeling.lora import LoRAConfig
 from manus_fast.ranks import connect
 
 CASES = {
@@ -89,10 +91,17 @@ def compare(ranks, kind):
     return results
 
 
-def weights_after(ranks, kind, dtype="float32"):
-    """Master weights after four clipped optimizer steps, in one vector, without those that they started from."""
-    config = PPOConfig(batch_size=6, epochs=2, max_grad_norm=0.05, weight_decay=0.1)
-    policy = Policy(tiny_model(), critic="shared", gradient_checkpointing=kind == "fsdp3")
+def weights_after(ranks, kind, dtype="float32", rank=None):
+    """Master weights after four clipped optimizer steps, in one vector, without those that they started from; `rank` of
+    adapters that train in the weights' place, measured by a KL from their base."""
+    adapters = None if rank is None else LoRAConfig(rank)
+    config = PPOConfig(batch_size=6, epochs=2, max_grad_norm=0.05, weight_decay=0.1, kl_coef=0.1 if rank else 0.0)
+
+    def fresh():
+        model = tiny_model() if adapters is None else adapters.adapt(tiny_model(), seed=1)
+        return Policy(model, critic="shared", gradient_checkpointing=kind == "fsdp3")
+
+    policy = fresh()
     if kind == "alone":
         backend = SingleProcessBackend(policy, None, config.optimizer(), dtype)
     else:
@@ -100,7 +109,7 @@ def weights_after(ranks, kind, dtype="float32"):
     update = PolicyGradientUpdate(policy, backend, config, correction="none", seed=3)
     stats = update.run(ROWS, iteration=0, progress=0.0, learning_rate=1e-3)
     assert stats["update/steps"] == 4
-    start = dict(Policy(tiny_model(), critic="shared").named_parameters())
+    start = dict(fresh().named_parameters())
     return torch.cat([(weight.detach() - start[name].detach()).flatten() for name, weight in backend.named_masters()])
 
 
@@ -117,6 +126,19 @@ def equality(ranks, kind):
             "spread": float((everybodys - everybodys[0]).abs().max()),
         }
     return result
+
+
+def adapters(ranks, kind):
+    """`equality` of adapters' weights after a few steps, and of what is merged for an engine."""
+    if "adapters" not in ALONE:
+        ALONE["adapters"] = weights_after(ranks, "alone", rank=2)
+    ours, alone = weights_after(ranks, kind, rank=2), ALONE["adapters"]
+    policy = Policy(LoRAConfig(2).adapt(tiny_model(), seed=1))
+    expected = dict(policy.named_weights())
+    make_backend(policy, config_of(kind), None, "float32", ranks)
+    merged = dict(policy.named_weights())
+    same = merged.keys() == expected.keys() and all(torch.equal(merged[n], w) for n, w in expected.items())
+    return {"weights": float((ours - alone).norm() / alone.norm()), "numbers": len(ours), "merged": same}
 
 
 def bad_rank(ranks, kind):
@@ -144,6 +166,9 @@ def bad_rank(ranks, kind):
 def main(kinds, file):
     ranks = connect()
     result = {kind: equality(ranks, kind) | {"bad_rank": bad_rank(ranks, kind)} for kind in kinds.split(",")}
+    if importlib.util.find_spec("peft") is not None:
+        for kind, found in result.items():
+            found["adapters"] = adapters(ranks, kind)
     if ranks.first:
         Path(file).write_text(json.dumps(result))
 

@@ -1,5 +1,6 @@
 """Expert iteration on the vault of test_search_strategies: a policy that knows nothing imitates what search opened."""
 
+import itertools
 import json
 
 import numpy as np
@@ -134,6 +135,23 @@ def test_options_of_a_round(start, tmp_path, searches):
     assert 0 < moved <= 1e-2 * (seen[1].sft_steps + 1e-3)  # Adam's steps from the first weights, not from round 1's
     (_, _, config, score), (_, _, later, values) = searches
     assert config.value == "rollout" and score is None and later.value == "model" and callable(values)
+
+
+def test_adapters_are_merged_after_each_round(start, tmp_path, searches):
+    """Each round trains new ones upon the weights so far, which are those of a plain model."""
+    pytest.importorskip("peft")
+    run = make(start, tmp_path, "model.lora={rank: 2, export: adapter}", "sft.epochs=1", "evaluation.tasks=1")
+    states = [{name: p.detach().clone() for name, p in run.model.named_parameters()}]
+    for _ in run.rounds():
+        states.append({name: p.detach().clone() for name, p in run.model.named_parameters()})
+    assert len(states) == 3 and states[0].keys() == states[1].keys() == states[2].keys()
+    for before, after in itertools.pairwise(states):
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert moved == {name for name in before if name.endswith("proj.weight")}
+        changes = [after[name] - before[name] for name in moved]
+        assert max(int(torch.linalg.matrix_rank(change, rtol=1e-4)) for change in changes) == 2
+    kept = weights(tmp_path)
+    assert all(torch.equal(weight, states[2][name]) for name, weight in kept.items())
 
 
 def test_two_rounds_number_their_nodes_alike_and_keep_all_their_turns():

@@ -9,6 +9,7 @@ from learning import random_rows, tiny_model
 from manus_fast import cli
 from manus_fast.data.packing import pack
 from manus_fast.learn.policy import Policy
+from manus_fast.modeling.lora import LoRAConfig
 from manus_fast.plan import GIB, SHARE, Load, Remedy, Shape, logits_avoided, parts, remedies
 
 # Qwen2.5-1.5B: 28 layers of 2 * 1536² + 2 * 1536 * 256 (attention) + 1536 + 2 * 256 (biases) + 3 * 1536 * 8960 (MLP)
@@ -63,6 +64,19 @@ def test_parts_by_hand_in_float32_with_a_critic_and_a_reference():
     assert kept["activations"] == 5 * (2 * 8 * 4 + 552)
     shared = parts(TOY, Load(dtype="float32", tokens=5, slots=1, length=32, critic="shared"))
     assert shared["optimizer"] == 8 * (P + 9)
+
+
+def test_adapters_train_in_the_weights_place():
+    # Rank 3: 2 layers * 3 * (queries 8 + 8, keys and values 8 + 4 each, out 8 + 8, three of 8 + 16) = 768.
+    assert TOY.adapter_parameters(3) == 768 and TOY.adapter_parameters(3, ["q_proj", "v_proj"]) == 2 * 3 * (16 + 12)
+    load = Load(dtype="bfloat16", tokens=5, slots=1, length=32, adapters=768, reference=True)
+    found = parts(TOY, load)
+    assert found["weights"] == 2 * (P + 768)  # no reference besides
+    assert found["gradients"] == 4 * 768 and found["optimizer"] == 12 * 768
+    model = LoRAConfig(3).adapt(tiny_model(tied=False))
+    shape = Shape.of({**model.config.to_dict(), "tie_word_embeddings": False})
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert shape.adapter_parameters(3) == trained
 
 
 def test_ranks_divide_what_the_stage_says():

@@ -56,6 +56,16 @@ def test_two_ranks_take_the_steps_of_one_process_and_stay_equal(two_ranks, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_train_adapters_as_one_process_does(two_ranks, kind):
+    """The reference being the ranks' own model with adapters off; merged weights come whole."""
+    pytest.importorskip("peft")
+    found = two_ranks[kind]["adapters"]
+    assert found["weights"] < 2e-2 and found["merged"]
+    # Rank 2 of seven matrices in each of two layers, of widths 32, 16 (keys and values) and 48; the value head.
+    assert found["numbers"] == 2 * 2 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48)) + 33
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_loss_that_one_rank_sees_as_not_finite_stops_all_under_one_name(two_ranks, kind):
     told = two_ranks[kind]["bad_rank"]["told"]
     assert len(told) == 2 and told[0] == told[1]

@@ -28,6 +28,7 @@ from manus_fast.modeling import attention
 from manus_fast.modeling.attention import PackedRows as RowsPlan
 from manus_fast.modeling.attention import planned_hidden, use_packed_attention
 from manus_fast.modeling.flops import Work, forward_flops
+from manus_fast.modeling.lora import AdapterFolder, base_model, has_adapters, merged_weights, plain_copy
 from manus_fast.modeling.tree_attention import TreePlan
 from manus_fast.ops import linear_logprob
 
@@ -82,7 +83,7 @@ class Policy(nn.Module):
         super().__init__()
         if critic not in CRITICS:
             raise ValueError(f"ppo.critic: expected one of {', '.join(CRITICS)}, got {critic!r}")
-        if _base(model).get_output_embeddings() is None:
+        if base_model(model).get_output_embeddings() is None:
             raise ValueError(f"model: expected a causal LM with output embeddings, got {type(model).__name__}")
         use_packed_attention(model)
         self.model = model
@@ -90,14 +91,13 @@ class Policy(nn.Module):
         self.critic: nn.Module | None = None
         self.value_head: nn.Linear | None = None
         if critic != "none":
-            config = _base(model).config.get_text_config()
+            config = base_model(model).config.get_text_config()
             device = next(model.parameters()).device
             self.value_head = nn.Linear(config.hidden_size, 1, dtype=torch.float32, device=device)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
         if critic == "separate":
-            self.critic = copy.deepcopy(_base(model).base_model)
-            self.critic.requires_grad_(True)
+            self.critic = plain_copy(base_model(model).base_model)
             use_packed_attention(self.critic)
         self.placed: torch.device | None = None
         """Where it computes, where its parameters lie elsewhere between the passes."""
@@ -233,7 +233,7 @@ class Policy(nn.Module):
         )
 
     def _note(self, packed: PackedRows, tree: PrefixTree) -> None:
-        model, pairs = _base(self.model), int((packed.lengths * (packed.lengths + 1) // 2).sum())
+        model, pairs = base_model(self.model), int((packed.lengths * (packed.lengths + 1) // 2).sum())
         self.work.add(
             rows_tokens=packed.tokens,
             tokens=tree.tokens,
@@ -250,22 +250,44 @@ class Policy(nn.Module):
         return last_values
 
     def named_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The language model's tensors by Hugging Face parameter name, for an engine's `load`. Where ranks divide them
-        they come whole, one at a time, and all ranks have to ask for all of them."""
-        for name, parameter in _base(self.model).named_parameters():
-            tensor = parameter.detach()
-            yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        """The language model's tensors by Hugging Face parameter name, adapters merged, for an engine's `load`. Where
+        ranks divide them they come whole, one at a time, and all ranks have to ask for all of them."""
+        yield from merged_weights(self.model)
+
+    def weights_for(self, engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        """What to `load` into an engine: one that computes with this very model has the weights, adapters included,
+        and is given them under the names that they have there; any other one `named_weights`."""
+        base = base_model(self.model)
+        if getattr(engine, "model", None) is base:
+            return ((name, parameter.detach()) for name, parameter in base.named_parameters())
+        return self.named_weights()
 
     @torch.no_grad()
     def write_to(self, model: nn.Module) -> None:
-        """Gives a copy of the language model this one's weights, rounded to its dtype."""
-        theirs = dict(_base(model).named_parameters())
+        """Gives a copy of the language model, one without adapters, this one's weights, rounded to its dtype."""
+        theirs = dict(base_model(model).named_parameters())
         for name, tensor in self.named_weights():
             theirs[name].copy_(tensor)
 
+    def saved_as(self, playing: nn.Module, adapter: bool = False) -> Any:
+        """What to call `save_pretrained` of, up to date. All ranks have to ask, one of them then writes.
+
+        Args:
+            playing: a whole copy of the language model where ranks divide this one, else this one itself.
+            adapter: the adapter alone, in PEFT's format, where the model has one.
+        """
+        if adapter and has_adapters(self.model):
+            return AdapterFolder.of(self.model)
+        if playing is base_model(self.model):
+            return self
+        self.write_to(playing)
+        return playing
+
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Writes the language model as a plain Hugging Face folder."""
-        self.model.save_pretrained(folder)
+        """Writes the language model as a plain Hugging Face folder, adapters merged."""
+        base = base_model(self.model)
+        merged = {n: w.cpu() for n, w in self.named_weights()} if has_adapters(base) else None
+        base.save_pretrained(folder, state_dict=merged)
 
 
 class Reference:
@@ -310,16 +332,12 @@ class Reference:
 
 def lm_head(model: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None, float, float | None]:
     """The output matrix [V, H], its bias, what logits are divided by, and the soft cap on them, of any causal LM."""
-    base = _base(model)
+    base = base_model(model)
     head = base.get_output_embeddings()
     config = base.config.get_text_config()
     softcap = getattr(config, "final_logit_softcapping", None)
     scale = float(getattr(config, "logits_scaling", None) or 1.0) / float(getattr(config, "logit_scale", None) or 1.0)
     return head.weight, getattr(head, "bias", None), scale, softcap
-
-
-def _base(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def _pick(hidden: torch.Tensor, where: torch.Tensor) -> torch.Tensor:

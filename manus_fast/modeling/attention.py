@@ -20,6 +20,8 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
+from manus_fast.modeling.lora import base_model
+
 IMPLEMENTATION = "manus_fast_packed"
 
 # torch 2.11's varlen_attn takes fewer key heads than query heads as they come; later ones want to be told.
@@ -74,7 +76,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
         ValueError: the model does not use transformers' attention interface, or needs attention that packed rows do
             not offer (sliding or chunked windows).
     """
-    model = _unwrap(model)
+    model = base_model(model)
     name = type(model).__name__
     if not type(model)._supports_attention_backend:
         raise ValueError(f"model: expected a decoder that uses the attention interface, got {name}")
@@ -106,7 +108,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
 
 def decoder_layers(model: PreTrainedModel, key: str = "model") -> torch.nn.ModuleList:
     """The decoder's layers; without them a ValueError names `key`."""
-    decoder = _unwrap(model)
+    decoder = base_model(model)
     decoder = getattr(decoder, "base_model", decoder)
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
@@ -120,7 +122,7 @@ def output_head(model: PreTrainedModel) -> torch.nn.Linear:
     Raises:
         ValueError: the model scales or caps its logits after the head.
     """
-    model = _unwrap(model)
+    model = base_model(model)
     config = model.config.get_text_config()
     for name, neutral in (("final_logit_softcapping", None), ("logits_scaling", 1), ("logit_scale", 1)):
         value = getattr(config, name, None)
@@ -163,7 +165,7 @@ def planned_hidden(
             f"input_ids, position_ids: expected one shape [N], got {list(input_ids.shape)} and "
             f"{list(position_ids.shape)}"
         )
-    decoder = _unwrap(model).base_model
+    decoder = base_model(model).base_model
     output = decoder(
         input_ids=input_ids.unsqueeze(0),
         position_ids=position_ids.unsqueeze(0),
@@ -227,7 +229,3 @@ def varlen_causal(
         window_size=(-1, 0),  # everything to the left, nothing to the right
         **(_GROUPED if query.shape[1] != key.shape[1] else {}),
     )
-
-
-def _unwrap(model: Any) -> PreTrainedModel:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

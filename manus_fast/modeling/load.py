@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from manus_fast.modeling import smollm2
+from manus_fast.modeling import lora, smollm2
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,8 @@ def load_model(
     """Loads (model, tokenizer).
 
     Args:
-        path: a folder written by `save_pretrained`, or a hub name ("owner/model").
+        path: a folder written by `save_pretrained`, or a hub name ("owner/model"). An adapter's folder, in PEFT's
+            format, gives its base model with the adapter merged.
         dtype: "float32" | "bfloat16" | "float16" of the weights.
         device: where the model goes, as torch names it.
         use_flash_attention_2: ask for flash-attn; without that package a warning says so and SDPA serves.
@@ -45,6 +46,23 @@ def load_model(
     if place.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device: expected a usable CUDA device for {device!r}, got none: torch finds no GPU")
     tokenizer = load_tokenizer(name)
+    model = _load(name, dtype, use_flash_attention_2)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > rows:
+        raise ValueError(
+            f"model: expected an embedding row for each of {len(tokenizer)} tokens, got {rows} in {name!r}"
+        )
+    return model.to(place), tokenizer
+
+
+def _load(name: str, dtype: str, use_flash_attention_2: bool) -> Any:
+    if lora.is_adapter_folder(Path(name)):
+        # Its base may be another adapter's folder: each one goes over what the one beneath came to.
+        model = _load(check_model_path(lora.base_of(Path(name))), dtype, use_flash_attention_2)
+        lora.load_adapter(model, Path(name))
+        model.name_or_path = name
+        return model
+    import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -63,12 +81,7 @@ def load_model(
             f"model: expected all weights in {name!r}, got none for {len(found['missing_keys'])} of them "
             f"({min(found['missing_keys'])}, …)"
         )
-    rows = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > rows:
-        raise ValueError(
-            f"model: expected an embedding row for each of {len(tokenizer)} tokens, got {rows} in {name!r}"
-        )
-    return model.to(place), tokenizer
+    return model
 
 
 def load_tokenizer(path: str | os.PathLike[str]) -> Any:
@@ -96,7 +109,7 @@ def check_model_path(path: str | os.PathLike[str]) -> str:
         return str(smollm2.default_folder())
     folder = Path(name)
     if name and folder.is_dir():
-        if not (folder / "config.json").is_file():
+        if not (folder / "config.json").is_file() and not lora.is_adapter_folder(folder):
             raise ValueError(f"model: expected a Hugging Face model folder, got {name!r}, which holds no config.json")
         return name
     parts = name.split("/")

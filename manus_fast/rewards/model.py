@@ -10,7 +10,6 @@ it. Both are logits of a Bradley–Terry model; learn/reward_model.py trains the
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from torch import nn
 
 from manus_fast.agent.trajectory import Row
 from manus_fast.modeling.attention import packed_hidden, use_packed_attention
+from manus_fast.modeling.lora import base_model, plain_copy
 
 HEADS = ("outcome", "step")
 WEIGHTS, FACTS = "reward_model.safetensors", "reward_model.json"
@@ -56,8 +56,7 @@ class RewardModel(nn.Module):
     @classmethod
     def of(cls, model: Any, tokenizer: str) -> RewardModel:
         """A fresh one over a copy of a causal LM's decoder, which is left as it is."""
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        return cls(copy.deepcopy(base.base_model).requires_grad_(True), tokenizer)
+        return cls(plain_copy(base_model(model).base_model), tokenizer)
 
     @property
     def device(self) -> torch.device:
