@@ -91,7 +91,8 @@ class Demo:
         config = self.config("control", "sft")
         # The same learning rate, and enough epochs that only the time ends it: the warm-up is a share of them.
         rate = Schedule(schedule(config.sft.learning_rate, "sft.learning_rate").start, warmup=0.002)
-        config.sft = dataclasses.replace(config.sft, epochs=1000, patience=None, time_limit=seconds, learning_rate=rate)
+        more = {"epochs": 1000, "patience": None, "stop_at": None, "time_limit": seconds, "learning_rate": rate}
+        config.sft = dataclasses.replace(config.sft, **more)
         FineTune(config, environment=self.environment).run()
         return self._measure("SFT continued", "control", time.monotonic() - began)
 
