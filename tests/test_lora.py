@@ -21,7 +21,7 @@ from manus_fast.learn.backend import SingleProcessBackend
 from manus_fast.learn.dpo import reference_log_prob
 from manus_fast.learn.policy import Policy, Reference
 from manus_fast.modeling.load import load_model
-from manus_fast.modeling.lora import AdapterFolder, LoRAConfig, merged_weights
+from manus_fast.modeling.lora import AdapterFolder, LoRAConfig, apart_weights, merged_weights
 from manus_fast.modeling.tiny import make_policy
 from manus_fast.preference import RewardTune
 from manus_fast.rollout.engine import Request, generate
@@ -325,3 +325,18 @@ def test_a_missing_package_and_a_reward_model_are_refused_in_one_sentence(folder
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "peft" else found(name))
     with pytest.raises(ValueError, match=r"model.lora: expected the package peft \(pip install 'manus-fast\[lora\]'\)"):
         FineTune(config)
+
+
+def test_what_an_engine_keeps_apart_adds_up_to_the_merged_weights():
+    model = adapted()
+    merged, apart = dict(merged_weights(model)), dict(apart_weights(model, base=True))
+    pairs = {name for name in apart if ".lora_" in name}
+    assert len(pairs) == 2 * 3 * 2 and pairs == set(dict(apart_weights(model, base=False)))
+    for name, weight in merged.items():
+        stem = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+        own = apart.pop(name)
+        if f"{stem}A.weight" in apart:
+            assert not torch.equal(own, weight)
+            own = own + apart.pop(f"{stem}B.weight") @ apart.pop(f"{stem}A.weight")
+        torch.testing.assert_close(own, weight)
+    assert not apart

@@ -108,6 +108,29 @@ def test_an_iteration_trains_on_what_was_sampled(folder, tmp_path, dtype, mean):
     assert max(gaps) <= mean, gaps
 
 
+@pytest.mark.parametrize("apart", ["true", "false"])
+def test_low_rank_adapters_are_trained_on_what_they_sampled(folder, tmp_path, apart):
+    pytest.importorskip("peft")
+    more = [
+        f"model.path={folder}",
+        f"training.output_dir={tmp_path}",
+        "training.num_rollouts=16",
+        "training.learning_rate=3e-3",
+        "model.lora={rank: 4}",
+        f"rollout.vllm_adapters={apart}",
+    ]
+    trainer = Trainer(Config.load(None, [*SMALL, *more]))
+    name = "model.layers.1.mlp.down_proj"
+    held = {n.replace(".base_layer", ""): p for n, p in trainer.player.engine._weights._model.named_parameters()}
+    before, gaps = held[f"{name}.weight"].clone(), []
+    for _ in range(3):
+        gaps.append(trainer.update(trainer.collect())["correction/gap_mean"])
+    assert max(gaps) <= (0.02 if torch.cuda.is_available() else 1e-4), gaps
+    changed = dict(trainer.policy.named_weights())[f"{name}.weight"].to(before) - before
+    assert changed.abs().max() > 1e-4
+    assert torch.equal(held[f"{name}.weight"], before) == (apart == "true")
+
+
 def test_episodes_go_on_across_updates(folder, tmp_path):
     more = [
         f"model.path={folder}",

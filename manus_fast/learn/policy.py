@@ -28,7 +28,7 @@ from manus_fast.modeling import attention
 from manus_fast.modeling.attention import PackedRows as RowsPlan
 from manus_fast.modeling.attention import planned_hidden, use_packed_attention
 from manus_fast.modeling.flops import Work, forward_flops
-from manus_fast.modeling.lora import AdapterFolder, base_model, has_adapters, merged_weights, plain_copy
+from manus_fast.modeling.lora import AdapterFolder, apart_weights, base_model, has_adapters, merged_weights, plain_copy
 from manus_fast.modeling.tree_attention import TreePlan
 from manus_fast.ops import linear_logprob
 
@@ -256,10 +256,13 @@ class Policy(nn.Module):
 
     def weights_for(self, engine: Any) -> Iterator[tuple[str, torch.Tensor]]:
         """What to `load` into an engine: one that computes with this very model has the weights, adapters included,
-        and is given them under the names that they have there; any other one `named_weights`."""
+        and is given them under the names that they have there; one that keeps adapters apart gets them so; any other
+        one `named_weights`."""
         base = base_model(self.model)
         if getattr(engine, "model", None) is base:
             return ((name, parameter.detach()) for name, parameter in base.named_parameters())
+        if getattr(engine, "adapter_rank", 0) and has_adapters(base):
+            return apart_weights(self.model, engine.needs_weights)
         return self.named_weights()
 
     @torch.no_grad()

@@ -119,6 +119,28 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         yield name.replace(".base_layer.", "."), weight
 
 
+def apart_weights(model: nn.Module, base: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """The adapters of a causal LM by PEFT's names, detached, for what keeps them apart from the weights too: A as it
+    is, and (alpha / rank) · B. Where ranks divide them they come whole, and all ranks have to ask for all of them.
+
+    Args:
+        base: before them the weights that they are added to, by Hugging Face parameter name.
+    """
+    inner = base_model(model)
+    parameters = list(inner.named_parameters())
+    if base:
+        for name, parameter in parameters:
+            if ".lora_A." not in name and ".lora_B." not in name:
+                yield name.replace(".base_layer.", "."), _whole(parameter)
+    for name, parameter in parameters:
+        owner, found, _ = name.partition(".lora_B.")
+        if found:
+            scaling = inner.get_submodule(owner).scaling[_NAME]
+            yield f"base_model.model.{owner}.lora_B.weight", scaling * _whole(parameter)
+        elif ".lora_A." in name:
+            yield f"base_model.model.{name.partition('.lora_A.')[0]}.lora_A.weight", _whole(parameter)
+
+
 @torch.no_grad()
 def merge(module: nn.Module) -> None:
     """Adds the adapters' products to the weights, in place, and takes the adapters out: a plain model stays."""

@@ -18,6 +18,9 @@ class RolloutConfig:
     """What samples: hf | vllm | openai | auto (vllm for a model on a GPU where it is installed, else hf)."""
     vllm_eager: bool = False
     """vLLM without torch.compile and CUDA graphs: it starts in seconds and decodes slower."""
+    vllm_adapters: bool = False
+    """vLLM keeps the adapters of model.lora apart from the weights, where they are not rounded to the weights' dtype;
+    it decodes slower. hf samples from the model that is trained in any case."""
     sleep: int = 0
     """What the engine gives back while the weights are updated: 0 nothing, 1 its cache, 2 its weights too."""
     slots: int = 64

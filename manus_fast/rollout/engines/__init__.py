@@ -20,15 +20,20 @@ NAMES = (*ENGINES, "auto")
 
 
 def make_engine(
-    config: RolloutConfig, model: Any, end_ids: Collection[int], dtype: torch.dtype | None = None
+    config: RolloutConfig,
+    model: Any,
+    end_ids: Collection[int],
+    dtype: torch.dtype | None = None,
+    adapter_rank: int = 0,
 ) -> Engine:
     """The engine that `config.engine` names, over `model`.
 
     Args:
-        config: its engine, slots, max_length, sleep and vllm_eager are used.
+        config: its engine, slots, max_length, sleep and what is said of vllm are used.
         model: a Hugging Face causal LM. `hf` samples from these very weights, vLLM copies them.
         end_ids: token ids that end a reply.
         dtype: what vLLM computes in; None: the model's own.
+        adapter_rank: of the adapters that are trained; 0: none are.
 
     Raises:
         ValueError: an engine that is not here, or limits it cannot serve.
@@ -43,7 +48,10 @@ def make_engine(
     if choose(config.engine, next(model.parameters()).device) == "vllm":
         from manus_fast.rollout.engines.vllm import VLLMEngine
 
+        if config.vllm_adapters and not adapter_rank:
+            raise ValueError("rollout.vllm_adapters: expected false without model.lora, got true")
         more = {"eager": config.vllm_eager, "can_sleep": config.sleep > 0}
+        more |= {"adapter_rank": adapter_rank if config.vllm_adapters else 0}
         return VLLMEngine(model, frozenset(end_ids), dtype=dtype, **limits, **more)
     from manus_fast.rollout.engines.hf import HFEngine
 
