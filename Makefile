@@ -1,4 +1,4 @@
-# make demo | test | test-cpp | test-alfworld | test-vllm | lint | build | clean.  A fresh machine needs Python >= 3.10
+# make demo | test | test-cpp | test-alfworld | test-vllm | sanitize | lint | build | clean.  A fresh machine needs Python >= 3.10
 # with venv and headers, and a C++ compiler; everything else goes into $(VENV). Each install step leaves a stamp, so that
 # a second run is instant.
 #
@@ -20,7 +20,7 @@ CPP_TESTS := build/cpp
 ALFWORLD := .venv-alfworld
 VLLM := .venv-vllm
 
-.PHONY: demo test test-cpp test-alfworld test-vllm lint format build clean clean-all
+.PHONY: demo test test-cpp test-alfworld test-vllm sanitize lint format build clean clean-all
 .DELETE_ON_ERROR:
 
 demo:
@@ -121,6 +121,17 @@ $(VLLM)/.stamp: $(STAMPS)/venv constraints.txt
 
 test-vllm: $(STAMPS)/build $(VLLM)/.stamp
 	$(VLLM)/bin/python -m pytest -q tests/test_vllm_*.py $(PYTEST_ARGS)
+
+# Each GPU kernel of the ops, CUDA and Triton, under the four tools of NVIDIA's compute-sanitizer; needs a GPU and a
+# build with CUDA. GPU_PYTHON names an interpreter whose torch is for CUDA, KERNELS one of the two kinds of kernels.
+GPU_PYTHON ?= $(BIN)/python
+KERNELS ?= cuda triton
+sanitize:
+	@for tool in memcheck racecheck synccheck initcheck; do for kernels in $(KERNELS); do \
+	  echo "$$tool, $$kernels kernels" && \
+	  PYTHONPATH=. PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \
+	    --target-processes application-only $(GPU_PYTHON) tests/sanitize_ops.py $$kernels || exit 1; \
+	done; done
 
 clean:
 	rm -rf build dist *.egg-info manus_fast/_C*.so .pytest_cache .ruff_cache .hypothesis
