@@ -23,7 +23,7 @@ def test_the_driver_on_the_gpu(backend, capsys):
 
 def test_a_wrong_result_is_reported(monkeypatch):
     monkeypatch.setattr(sanitize_ops, "gae", lambda **given: tuple(x + 1 for x in _gae(**given)))
-    with pytest.raises(AssertionError, match="gae .* off by"):
+    with pytest.raises(AssertionError, match=r"gae .* off by"):
         sanitize_ops.check_gae("cpu")
 
 
