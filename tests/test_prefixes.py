@@ -287,7 +287,7 @@ def test_the_kernel_for_sequences_sees_the_same(dtype):
     key, value = torch.randn(2, 1, 2, tree.tokens, 64, generator=generator)
     outcome = {}
     for device, kind in (("cpu", torch.float32), ("cuda", dtype)):
-        inputs = [x.to(device, kind).requires_grad_(True) for x in (query, key, value)]
+        inputs = [x.detach().clone().to(device, kind).requires_grad_(True) for x in (query, key, value)]
         output = TreePlan(tree.segments, tree.paths, torch.device(device)).attend(0, *inputs, None)
         output.float().square().sum().backward()
         outcome[device] = [output.detach().float().cpu(), *(x.grad.float().cpu() for x in inputs)]
@@ -297,7 +297,7 @@ def test_the_kernel_for_sequences_sees_the_same(dtype):
 
 
 def decoded(share, device, dtype):
-    """Hidden states at the tokens of some rows, and the gradient of their sum of squares for every parameter."""
+    """Hidden states at the tokens of some rows, and the gradient of a random weighting of them for every parameter."""
     torch.manual_seed(0)
     sizes = dict(hidden_size=128, intermediate_size=128, num_attention_heads=2, num_key_value_heads=1, head_dim=64)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=2, **sizes)).to(device, dtype)
@@ -310,7 +310,9 @@ def decoded(share, device, dtype):
     else:
         longest = int(packed.lengths.max())
         hidden = packed_hidden(model, packed.token_ids, packed.position_ids, packed.cu_seqlens, longest)
-    hidden.float().square().mean().backward()
+    # Not their squares: the last norm fixes the sum of those, and what is left as a gradient is rounding.
+    weights = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(1)).to(device)
+    (hidden.float() * weights).mean().backward()
     gradients = [p.grad.float().cpu() for p in model.model.parameters()]
     return [hidden.detach().float().cpu(), *gradients]
 
