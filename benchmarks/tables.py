@@ -35,6 +35,8 @@ def section() -> str:
         parts += _update(json.loads((RESULTS / "update.json").read_text()))
     if (RESULTS / "webshop_training.json").is_file():
         parts += _webshop(json.loads((RESULTS / "webshop_training.json").read_text()))
+    if (RESULTS / "preferences.json").is_file():
+        parts += _preferences(json.loads((RESULTS / "preferences.json").read_text()))
     if (RESULTS / "search_panel.json").is_file():
         parts += _search(json.loads((RESULTS / "search_panel.json").read_text()))
     if (RESULTS / "alfworld_diff.json").is_file():
@@ -70,6 +72,41 @@ def _webshop(record: dict[str, Any]) -> list[str]:
         *training(record),
         "",
     ]
+
+
+def _preferences(record: dict[str, Any]) -> list[str]:
+    """What DPO and a reward model's choice of n add to imitation."""
+    rows, arguments = record["rows"], record["arguments"]
+
+    def against(row: dict[str, Any], part: str) -> str:
+        found = row["against_start"][part]
+        low, high = 100 * found["low"], 100 * found["high"]
+        return f"{100 * row['success'][part]:.1f}, {100 * found['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
+
+    parts = ("dpo", "best_of_n", "shortest", "oracle")
+    n = arguments["n"]
+    return [
+        f"DPO and a reward model learn from pairs of the demo's policy's own episodes (`{record['command']}` at commit "
+        f"{record['commit']}).",
+        f"Per cent of {arguments['panel']} tasks of valid_unseen solved, and the difference to imitation played greedily",
+        f"(paired 95 % interval); of {n} sampled episodes one is chosen by the reward model, by its length, or by whether "
+        "it succeeded.",
+        "",
+        f"| seed | imitation | one sample | DPO | reward model's of {n} | shortest of {n} | best of {n} |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {row['seed']} | {100 * row['success']['start']:.1f} | {100 * row['success']['one_sample']:.1f} | "
+            + " | ".join(against(row, part) for part in parts)
+            + " |"
+            for row in rows
+        ),
+        "| mean | | | " + " | ".join(f"{_mean_difference(rows, part):+.1f}" for part in parts) + " |",
+        "",
+    ]
+
+
+def _mean_difference(rows: Sequence[dict[str, Any]], part: str) -> float:
+    return 100 * sum(row["against_start"][part]["difference"] for row in rows) / len(rows)
 
 
 def _search(record: dict[str, Any]) -> list[str]:
