@@ -89,8 +89,8 @@ def _preferences(record: dict[str, Any]) -> list[str]:
         f"DPO and a reward model learn from pairs of the demo's policy's own episodes (`{record['command']}` at commit "
         f"{record['commit']}).",
         f"Per cent of {arguments['panel']} tasks of valid_unseen solved, and the difference to imitation played",
-        f"greedily (paired 95 % interval); of {n} sampled episodes one is chosen by the reward model, by its length, or",
-        "by whether it succeeded.",
+        f"greedily (paired 95 % interval); of {n} sampled episodes one is chosen by the reward model, by its length,",
+        "or by whether it succeeded.",
         "",
         f"| seed | imitation | one sample | DPO | reward model's of {n} | shortest of {n} | best of {n} |",
         "|---|---|---|---|---|---|---|",
