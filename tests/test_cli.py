@@ -217,6 +217,10 @@ def test_as_a_process():
     done = run("nope")
     assert done.returncode == 2 and done.stdout == "" and one_line(done.stderr)
     assert run("--version").stdout.strip() == __version__
+    package = subprocess.run(
+        [sys.executable, "-m", "manus_fast", "--version"], capture_output=True, text=True, check=True
+    )
+    assert package.stdout.strip() == __version__
 
 
 def test_the_package_offers_its_names_lazily():

@@ -27,6 +27,7 @@ LAYERS = [
     {"info"},
     {"commands"},
     {"cli"},
+    {"__main__"},
 ]
 # Anybody may use these; they use nothing but each other.
 LEAVES = {
