@@ -147,5 +147,8 @@ def test_training_goes_on_past_a_cut_file_an_unknown_goal_and_a_killed_worker(
     assert sum(pool.restarts for pool in pools) == 1 and sum(record["rollout/retried"] for record in iterations) >= 1
     assert {e["task"] for e in episodes if not e["valid"]} == {tasks[0].id}
     assert {e["task"] for e in episodes if e["valid"]} == {task.id for task in tasks[1:]}
-    assert all("expected JSON" in e["error"] for e in episodes if not e["valid"])
+    # A second try of the broken game may have been what the killed worker held.
+    errors = [episode["error"] for episode in episodes if not episode["valid"]]
+    assert all("expected JSON" in error or "the worker died" in error for error in errors), errors
+    assert sum("the worker died" in error for error in errors) <= 1 and len(errors) >= 2
     assert len(iterations) >= 2 and all(math.isfinite(record["policy/loss"]) for record in iterations)
