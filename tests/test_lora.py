@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from learning import random_rows, tiny_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from manus_fast import cli
 from manus_fast.agent.trajectory import Row
@@ -21,7 +21,7 @@ from manus_fast.learn.backend import SingleProcessBackend
 from manus_fast.learn.dpo import reference_log_prob
 from manus_fast.learn.policy import Policy, Reference
 from manus_fast.modeling.load import load_model
-from manus_fast.modeling.lora import AdapterFolder, LoRAConfig, apart_weights, merged_weights
+from manus_fast.modeling.lora import AdapterFolder, LoRAConfig, apart_weights, load_adapter, merged_weights
 from manus_fast.modeling.tiny import make_policy
 from manus_fast.preference import RewardTune
 from manus_fast.rollout.engine import Request, generate
@@ -182,6 +182,26 @@ def test_an_adapter_is_written_in_pefts_own_format(tmp_path):
     theirs = peft.PeftModel.from_pretrained(tiny_model(), tmp_path / "adapter")
     assert torch.equal(log_probs(Policy(theirs)), log_probs(Policy(model)))
     assert theirs.peft_config["default"].r == 2 and theirs.peft_config["default"].lora_alpha == 6.0
+
+
+def test_a_model_opened_from_an_adapter_trains_whole(tmp_path):
+    AdapterFolder.of(adapted()).save_pretrained(tmp_path / "adapter")
+    model = tiny_model()
+    load_adapter(model, tmp_path / "adapter")
+    gradients = trained(SingleProcessBackend(Policy(model)))
+    names = {name for name, _ in model.named_parameters()}
+    assert all(parameter.requires_grad for parameter in model.parameters()) and len(gradients) == len(names)
+
+
+def test_an_adapter_that_lacks_tensors_is_refused(tmp_path):
+    AdapterFolder.of(adapted()).save_pretrained(tmp_path / "adapter")
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors = load_file(file)
+    del tensors[min(tensors)]
+    save_file(tensors, file)
+    model = tiny_model()
+    with pytest.raises(ValueError, match=r"model: expected all 12 tensors of the adapter in .* \(1 are missing\)"):
+        load_adapter(model, tmp_path / "adapter")
 
 
 @pytest.mark.parametrize(

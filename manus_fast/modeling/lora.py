@@ -216,15 +216,27 @@ def load_adapter(model: Any, folder: Path) -> None:
         ValueError: PEFT is not installed, an adapter that is no LoRA, or one that does not fit.
     """
     require_peft("model")
-    from peft import PeftConfig, PeftModel
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+    from peft.utils.save_and_load import load_peft_weights
 
     settings = PeftConfig.from_pretrained(folder)
     if settings.peft_type != "LORA":
         raise ValueError(f"model: expected a LoRA adapter in {str(folder)!r}, got {settings.peft_type}")
     try:
-        PeftModel.from_pretrained(model, folder, adapter_name=_NAME).merge_and_unload()
+        wrapped = PeftModel.from_pretrained(model, folder, adapter_name=_NAME)
+        # PEFT only warns of tensors that the file lacks, and leaves their products at 0.
+        wanted = get_peft_model_state_dict(wrapped, adapter_name=_NAME).keys()
+        absent = sorted(wanted - load_peft_weights(str(folder), device="cpu").keys())
+        if not absent:
+            wrapped.merge_and_unload()
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"model: cannot add the adapter in {str(folder)!r} to its base model: {error}") from error
+    if absent:
+        raise ValueError(
+            f"model: expected all {len(wanted)} tensors of the adapter in {str(folder)!r}, got none for {absent[0]!r} "
+            f"({len(absent)} are missing)"
+        )
+    model.requires_grad_(True)  # PEFT froze what it wrapped, and merging leaves it so
 
 
 def _whole(parameter: torch.Tensor) -> torch.Tensor:
