@@ -97,7 +97,18 @@ def base_model(model: Any) -> Any:
 
 
 def has_adapters(model: nn.Module) -> bool:
-    return any(".lora_A." in name for name, _ in model.named_parameters())
+    return any(is_adapter(name) for name, _ in model.named_parameters())
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor's name is one that PEFT gives to adapters."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def _merged(layer: Any) -> torch.Tensor:
+    """W + (alpha / rank) · B · A of a layer with an adapter, whole, summed in float32 and rounded to W's dtype."""
+    weight, a, b = (_whole(x.weight) for x in (layer.base_layer, layer.lora_A[_NAME], layer.lora_B[_NAME]))
+    return weight.float().addmm(b.float(), a.float(), alpha=layer.scaling[_NAME]).to(weight.dtype)
 
 
 def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -108,15 +119,11 @@ def merged_weights(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """
     base = base_model(model)
     for name, parameter in base.named_parameters():
-        if ".lora_A." in name or ".lora_B." in name:
+        if is_adapter(name):
             continue
-        weight = _whole(parameter)
-        owner, inner, leaf = name.partition(".base_layer.")
-        if inner and leaf == "weight":
-            layer = base.get_submodule(owner)
-            a, b = (_whole(part[_NAME].weight) for part in (layer.lora_A, layer.lora_B))
-            weight = weight.float().addmm(b.float(), a.float(), alpha=layer.scaling[_NAME]).to(weight.dtype)
-        yield name.replace(".base_layer.", "."), weight
+        owner, _, leaf = name.partition(".base_layer.")
+        whole = _merged(base.get_submodule(owner)) if leaf == "weight" else _whole(parameter)
+        yield name.replace(".base_layer.", "."), whole
 
 
 def apart_weights(model: nn.Module, base: bool) -> Iterator[tuple[str, torch.Tensor]]:
@@ -130,7 +137,7 @@ def apart_weights(model: nn.Module, base: bool) -> Iterator[tuple[str, torch.Ten
     parameters = list(inner.named_parameters())
     if base:
         for name, parameter in parameters:
-            if ".lora_A." not in name and ".lora_B." not in name:
+            if not is_adapter(name):
                 yield name.replace(".base_layer.", "."), _whole(parameter)
     for name, parameter in parameters:
         owner, found, _ = name.partition(".lora_B.")
@@ -145,10 +152,9 @@ def apart_weights(model: nn.Module, base: bool) -> Iterator[tuple[str, torch.Ten
 def merge(module: nn.Module) -> None:
     """Adds the adapters' products to the weights, in place, and takes the adapters out: a plain model stays."""
     for name, layer in [(n, m) for n, m in module.named_modules() if hasattr(m, "base_layer")]:
-        plain, (a, b) = layer.base_layer, (part[_NAME].weight for part in (layer.lora_A, layer.lora_B))
-        plain.weight.copy_(plain.weight.float().addmm(b.float(), a.float(), alpha=layer.scaling[_NAME]))
+        layer.base_layer.weight.copy_(_merged(layer))
         owner, _, leaf = name.rpartition(".")
-        setattr(module.get_submodule(owner), leaf, plain)
+        setattr(module.get_submodule(owner), leaf, layer.base_layer)
     if hasattr(module, "peft_config"):  # PEFT's note on the model that it adapted
         del module.peft_config
     module.requires_grad_(True)
@@ -177,7 +183,7 @@ class AdapterFolder:
         """That of a PeftModel. Where ranks divide the tensors, all of them have to call it."""
         from peft import get_peft_model_state_dict
 
-        own = {n: _whole(p) for n, p in model.named_parameters() if ".lora_A." in n or ".lora_B." in n}
+        own = {name: _whole(parameter) for name, parameter in model.named_parameters() if is_adapter(name)}
         tensors = get_peft_model_state_dict(model, own, _NAME, save_embedding_layers=False)
         settings = copy.deepcopy(model.peft_config[_NAME])
         settings.inference_mode = True  # as PEFT writes it: who loads it does not train it unless told so

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from manus_fast.modeling.lora import is_adapter
 from manus_fast.rollout.engine import Completion, Request, check_request, empty_completion
-from manus_fast.rollout.engines.vllm_adapters import InPlaceAdapter, adapter_options, is_adapters
+from manus_fast.rollout.engines.vllm_adapters import InPlaceAdapter, adapter_options
 from manus_fast.rollout.engines.vllm_core import cache_bytes as bytes_for
 from manus_fast.rollout.engines.vllm_core import (
     check_installed,
@@ -346,7 +347,7 @@ class VLLMEngine:
 
         def weights() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in tensors:
-                if is_adapters(name):
+                if is_adapter(name):
                     apart[name] = tensor
                 else:
                     yield name, tensor

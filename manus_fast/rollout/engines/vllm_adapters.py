@@ -18,11 +18,6 @@ _NAME, _NUMBER = "policy", 1
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight")
 
 
-def is_adapters(name: str) -> bool:
-    """Whether a tensor's name is one that PEFT gives to adapters."""
-    return ".lora_A." in name or ".lora_B." in name
-
-
 def adapter_options(rank: int) -> dict[str, Any]:
     """What an engine is opened with, so that it can take adapters of up to `rank`.
 
