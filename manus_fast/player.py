@@ -224,6 +224,10 @@ class Player(Play):
         mine, *others = ([part[n] for n in self.ranks.share(len(part))] for part in (specs, *later))
         trajectories = self._ahead.collect(mine, ahead=[spec for part in others for spec in part])
         self.stats = self._ahead.stats
+        return self._of_all(trajectories)
+
+    def _of_all(self, trajectories: list[Trajectory]) -> list[Trajectory]:
+        """Every rank's episodes in order, and in `stats` their figures together."""
         if self.ranks.size == 1:
             return trajectories
         self.stats = RolloutStats.joined(self.ranks.gather([self.stats]))
@@ -294,5 +298,4 @@ class Player(Play):
         mine = self.ranks.share(len(specs))
         self.stats = RolloutStats()  # of a rank without a share
         trajectories = super()._run(specs[mine.start : mine.stop], temperature, environment, on_done) if mine else []
-        self.stats = RolloutStats.joined(self.ranks.gather([self.stats]))
-        return self.ranks.gather(trajectories)
+        return self._of_all(trajectories)

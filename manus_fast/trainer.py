@@ -215,9 +215,8 @@ class Trainer:
         training, iteration = self.config.training, self.counters.iteration
         groups = training.num_rollouts // training.group_size
         ahead = [self._tasks(iteration + n, 0, groups) for n in range(1, self.config.rollout.staleness + 1)]
-        more = {"ahead": ahead} if ahead else {}
         with self.phases("rollout"):
-            episodes = self.player.collect(tasks, iteration, training.group_size, first, self.environment, **more)
+            episodes = self.player.collect(tasks, iteration, training.group_size, first, self.environment, ahead)
         with self.phases("reward"):
             self._judge(episodes)
         return episodes

@@ -7,15 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from learning import tiny_model  # noqa: F401  (one thread)
+from learning import household_policy
 from safetensors.torch import load_file
 
 from manus_fast.agent.trajectory import Trajectory, Turn
-from manus_fast.envs.household import Household
 from manus_fast.finetune import FineTune
 from manus_fast.learn.filters import NothingToLearnError
 from manus_fast.modeling.load import load_model
-from manus_fast.modeling.tiny import make_policy
 from manus_fast.player import make_environment
 from manus_fast.rollout.summary import repeat_rate
 from manus_fast.run_config import Config
@@ -41,13 +39,7 @@ BASE = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    environment = Household(max_steps=2, num_train=60, num_valid=4)
-    batch = environment.make_batch(8)
-    texts, _ = batch.reset(range(8), list(environment.tasks("train"))[:8], [0] * 8)
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    shape = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
-    make_policy(path, [*texts, "Household. Think: find it\nAct: look", "Nothing happens."], max_length=512, **shape)
-    return path
+    return household_policy(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def make(folder, out, *more, **options):
@@ -66,7 +58,7 @@ class MadeUp:
         self.trainer, self.rewards, self.asked = trainer, rewards, []
         trainer.player.collect = self
 
-    def __call__(self, tasks, iteration, members=1, first_group=0, environment=None):
+    def __call__(self, tasks, iteration, members=1, first_group=0, environment=None, ahead=()):
         self.asked.append((iteration, first_group, [task.id for task in tasks], environment))
         episodes = []
         for group, task in enumerate(tasks, first_group):
