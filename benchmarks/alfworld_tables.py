@@ -57,8 +57,7 @@ def learned(records: Sequence[Record]) -> list[str]:
 def types(records: Sequence[Record]) -> list[str]:
     """The panel by kind of task."""
     lines = ["Per cent solved by kind of task:", ""]
-    columns = [(f"{part['algorithm']}, {NAMES[name]}", part) for record in records for name, part in _runs(record)]
-    columns = [("as it came", records[0]["parts"]["before"]), ("SFT", records[0]["parts"]["sft"]), *columns]
+    columns = [("as it came", records[0]["parts"]["before"]), ("SFT", records[0]["parts"]["sft"]), *_columns(records)]
     columns = [(name, part["panel"]["types"]) for name, part in columns if "panel" in part]
     lines += ["| | " + " | ".join(name for name, _ in columns) + " |", "|---|" + "---|" * len(columns)]
     for kind in columns[0][1]:
@@ -78,9 +77,10 @@ def curves(records: Sequence[Record], points: int = 12) -> list[str]:
                 "|---|---|---|---|---|---|---|---|",
             ]
             curve = part["curve"]
-            for start in range(0, len(curve), max(1, -(-len(curve) // points))):
-                end = curve[min(len(curve), start + max(1, -(-len(curve) // points))) - 1]
-                some = curve[start : curve.index(end) + 1]
+            size = max(1, -(-len(curve) // points))
+            for start in range(0, len(curve), size):
+                some = curve[start : start + size]
+                end = some[-1]
                 seen = [point["panel"] for point in some if "panel" in point]
                 lines.append(
                     f"| {end['seconds']:.0f} | {end['steps']:,} | {end['tokens']:,.0f} "
@@ -94,7 +94,7 @@ def curves(records: Sequence[Record], points: int = 12) -> list[str]:
 
 def rates(records: Sequence[Record]) -> list[str]:
     """Where the time goes, and how fast each phase is, a column a run."""
-    columns = [(f"{part['algorithm']}, {NAMES[name]}", part) for record in records for name, part in _runs(record)]
+    columns = _columns(records)
     lines = [
         "Where the time of training goes, evaluations left out, in per cent; `idle` is what neither the engine nor the",
         f"update fills. Time to {100 * REACHED:.0f} %: of the sampled training episodes, mean of {WINDOW} iterations.",
@@ -126,6 +126,11 @@ def rates(records: Sequence[Record]) -> list[str]:
 def _runs(record: Record) -> list[tuple[str, Any]]:
     """RL runs of a record by variant."""
     return [(name, record["parts"][name]) for name in VARIANTS if name in record["parts"]]
+
+
+def _columns(records: Sequence[Record]) -> list[tuple[str, Any]]:
+    """What a table calls each RL run, and the run."""
+    return [(f"{part['algorithm']}, {NAMES[name]}", part) for record in records for name, part in _runs(record)]
 
 
 def _solved(panel: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ from manus_fast.ops import dispatch
 from manus_fast.player import Player
 from manus_fast.run_config import Config
 from manus_fast.search_trainer import make_trainer
-from manus_fast.tracking import METRICS_FILE
+from manus_fast.tracking import METRICS_FILE, read_metrics
 from manus_fast.versions import git_commit, versions
 
 FILE = "alfworld_training.json"
@@ -188,11 +188,6 @@ def panel_figures(report: Report, seconds: float) -> dict[str, Any]:
         "seconds": seconds,
         "tokens": s.tokens,
     }
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Records of a metrics.jsonl."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def sft_figures(path: Path) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from manus_fast.demo import make_small_policy, measured
 from manus_fast.finetune import FineTune
 from manus_fast.player import make_environment
 from manus_fast.run_config import Config
+from manus_fast.tracking import METRICS_FILE, read_metrics
 from manus_fast.trainer import Trainer
 from manus_fast.versions import git_commit
 
@@ -145,7 +146,7 @@ def one_run(arguments: argparse.Namespace, item: tuple[int, str]) -> dict[str, A
     trainer = Trainer(config, environment=environment)
     first = trainer.evaluate().summary.success.rate
     trainer.run()
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(out / METRICS_FILE)
     return {
         "algorithm": name,
         "seed": seed,

@@ -28,6 +28,7 @@ import torch
 from benchmarks.bench_update import QWEN2_1_5B, TINY
 from manus_fast.launch import launch
 from manus_fast.modeling.load import load_tokenizer
+from manus_fast.tracking import METRICS_FILE, read_metrics
 from manus_fast.versions import git_commit
 
 SHAPES = {"qwen2-1.5b": QWEN2_1_5B, "tiny": TINY}
@@ -86,7 +87,7 @@ def run(ranks: int, out: Path, config: str, model: str, seconds: float, override
     code = launch(ranks, [*words, *overrides])
     if code:
         raise RuntimeError(f"ppo on {ranks} ranks: expected exit code 0, got {code}")
-    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(out / METRICS_FILE)
     return figures(ranks, [record for record in records if "train/iteration" in record])
 
 

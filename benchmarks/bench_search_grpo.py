@@ -28,6 +28,7 @@ from manus_fast.evaluate.comparison import compare
 from manus_fast.player import make_environment
 from manus_fast.run_config import Config
 from manus_fast.search_trainer import make_trainer
+from manus_fast.tracking import METRICS_FILE, read_metrics
 from manus_fast.versions import git_commit
 
 # Way of collecting → its keys, and the environment steps between checks (a tree plays fewer turns a second).
@@ -93,7 +94,7 @@ def run(arguments: argparse.Namespace, item: tuple[int, str]) -> dict[str, Any]:
     trainer = make_trainer(config, environment=environment)
     first = trainer.evaluate().summary.success.rate
     trainer.run()
-    records = [json.loads(text) for text in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(folder / "run" / METRICS_FILE)
     before, after = (measured(config, model, environment) for model in (start, folder / "run" / "model"))
     difference = compare(before, after)
     return {

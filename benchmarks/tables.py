@@ -25,22 +25,20 @@ BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 def section() -> str:
     """The results section in Markdown; files that are absent are left out."""
     parts = ["## Results", ""]
-    if (RESULTS / "h200.json").is_file():
-        parts += _ops(json.loads((RESULTS / "h200.json").read_text()))
+    for record in _records("h200.json"):
+        parts += _ops(record)
     if trained := _records("alfworld_training*.json"):
         parts += alfworld_tables.learned(trained)
-    if (RESULTS / "demo.json").is_file():
-        parts += _demo(json.loads((RESULTS / "demo.json").read_text()))
-    if (RESULTS / "update.json").is_file():
-        parts += _update(json.loads((RESULTS / "update.json").read_text()))
-    if (RESULTS / "webshop_training.json").is_file():
-        parts += _webshop(json.loads((RESULTS / "webshop_training.json").read_text()))
-    if (RESULTS / "preferences.json").is_file():
-        parts += _preferences(json.loads((RESULTS / "preferences.json").read_text()))
-    if (RESULTS / "search_panel.json").is_file():
-        parts += _search(json.loads((RESULTS / "search_panel.json").read_text()))
-    if (RESULTS / "alfworld_diff.json").is_file():
-        parts += _alfworld(json.loads((RESULTS / "alfworld_diff.json").read_text()))
+    for name, write in (
+        ("demo", _demo),
+        ("update", _update),
+        ("webshop_training", _webshop),
+        ("preferences", _preferences),
+        ("search_panel", _search),
+        ("alfworld_diff", _alfworld),
+    ):
+        for record in _records(f"{name}.json"):
+            parts += write(record)
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -176,6 +176,11 @@ class Tracking:
         _log.warning("%s is switched off for the rest of this run: %s: %s", name, type(error).__name__, first)
 
 
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Records of a run's metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def prepare_folder(folder: str | os.PathLike[str]) -> Path:
     """Makes a run's folder and makes sure that it can be written to, leaving nothing behind.
 
