@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from manus_fast.agent.trajectory import Row
+from manus_fast.envs.household import Household
+from manus_fast.modeling.tiny import make_policy
 
 VOCABULARY = 37
 
@@ -33,6 +37,16 @@ def tiny_model(seed: int = 0, layers: int = 2, tied: bool = True, vocabulary: in
             if parameter.dim() > 1:
                 parameter.data.mul_(4.0)
     return model
+
+
+def household_policy(folder: Path) -> Path:
+    """Makes a folder with an untrained policy of a few thousand weights, which has words for what it sees in rooms."""
+    environment = Household(max_steps=2, num_train=60, num_valid=4)
+    batch = environment.make_batch(8)
+    texts, _ = batch.reset(range(8), list(environment.tasks("train"))[:8], [0] * 8)
+    words = [*texts, "Household. Think: find it\nAct: look", "Nothing happens."]
+    shape = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
+    return make_policy(folder, words, max_length=512, **shape)
 
 
 def random_rows(count: int, seed: int = 0, longest: int = 40, rows_per_episode: int = 1) -> list[Row]:

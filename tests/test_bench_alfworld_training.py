@@ -3,12 +3,11 @@
 import json
 
 import pytest
+from learning import household_policy
 
 pytest.importorskip("torch")
 
 from benchmarks.bench_alfworld_training import main, reached, run_figures
-from manus_fast.envs.household import Household
-from manus_fast.modeling.tiny import make_policy
 
 CONFIG = """
 environment: {name: household, max_steps: 2, options: {num_train: 60, num_valid: 4}}
@@ -25,12 +24,7 @@ training: {num_rollouts: 8, group_size: 4, learning_rate: 1.0e-3, save_strategy:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
-    environment = Household(max_steps=2, num_train=60, num_valid=4)
-    batch = environment.make_batch(8)
-    texts, _ = batch.reset(range(8), list(environment.tasks("train"))[:8], [0] * 8)
-    shape = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
-    words = [*texts, "Household. Think: find it\nAct: look", "Nothing happens."]
-    model = make_policy(folder / "tiny", words, max_length=512, **shape)
+    model = household_policy(folder / "tiny")
     (folder / "config.yaml").write_text(CONFIG.replace("max_steps: 2", "max_steps: 12"))
     given = ["--config", str(folder / "config.yaml"), "--model", str(model), "--out", str(folder / "out")]
     given += ["--variants", "ours", "ahead", "lockstep", "reference", "--seconds", "0.01", "--tasks", "3"]

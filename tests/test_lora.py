@@ -8,21 +8,19 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from learning import random_rows, tiny_model
+from learning import household_policy, random_rows, tiny_model
 from safetensors.torch import load_file, save_file
 
 from manus_fast import cli
 from manus_fast.agent.trajectory import Row
 from manus_fast.checkpoint import latest, load
 from manus_fast.data.packing import pack
-from manus_fast.envs.household import Household
 from manus_fast.finetune import FineTune
 from manus_fast.learn.backend import SingleProcessBackend
 from manus_fast.learn.dpo import reference_log_prob
 from manus_fast.learn.policy import Policy, Reference
 from manus_fast.modeling.load import load_model
 from manus_fast.modeling.lora import AdapterFolder, LoRAConfig, apart_weights, load_adapter, merged_weights
-from manus_fast.modeling.tiny import make_policy
 from manus_fast.preference import RewardTune
 from manus_fast.rollout.engine import Request, generate
 from manus_fast.rollout.engines.hf import HFEngine
@@ -247,13 +245,7 @@ SFT = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    environment = Household(max_steps=2, num_train=60, num_valid=4)
-    batch = environment.make_batch(8)
-    texts, _ = batch.reset(range(8), list(environment.tasks("train"))[:8], [0] * 8)
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    shape = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
-    make_policy(path, [*texts, "Household. Think: find it\nAct: look", "Nothing happens."], max_length=512, **shape)
-    return path
+    return household_policy(tmp_path_factory.mktemp("model") / "tiny")
 
 
 def config_of(folder, out, *more):

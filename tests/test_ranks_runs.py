@@ -12,15 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from learning import tiny_model  # noqa: F401  (one thread)
+from learning import household_policy
 from safetensors.torch import load_file
 
 from manus_fast import cli
 from manus_fast.checkpoint import latest
-from manus_fast.envs.household import Household
 from manus_fast.launch import launch
 from manus_fast.modeling.load import load_model
-from manus_fast.modeling.tiny import make_policy
 
 HERE = Path(__file__).parent
 BASE = [
@@ -86,12 +84,7 @@ def cut_copy(run, to, iteration=CUT):
 def runs(tmp_path_factory):
     """A folder of runs: one/…, by one process; two/…, by two ranks, the last of which was killed; and what was told."""
     root = tmp_path_factory.mktemp("runs")
-    environment = Household(max_steps=2, num_train=60, num_valid=4)
-    batch = environment.make_batch(8)
-    texts, _ = batch.reset(range(8), list(environment.tasks("train"))[:8], [0] * 8)
-    folder = root / "tiny"
-    shape = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 32}
-    make_policy(folder, [*texts, "Household. Think: find it\nAct: look", "Nothing happens."], max_length=512, **shape)
+    folder = household_policy(root / "tiny")
     one, two = root / "one", root / "two"
     write_pairs(root / "pairs.jsonl")
     pairs = ["--dataset_name", str(root / "pairs.jsonl")]
