@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Record = Mapping[str, Any]
-VARIANTS = ("ours", "ahead", "lockstep", "reference")
+VARIANTS = ("ours", "ahead", "lockstep", "reference", "textworld")
 REACHED = 0.6
 """Success of the training episodes, mean of WINDOW iterations, whose time is told."""
 WINDOW = 3
@@ -15,6 +15,7 @@ NAMES = {
     "ahead": "ours, episodes begun ahead",
     "lockstep": "with a barrier each turn",
     "reference": "reference ops",
+    "textworld": "TextWorld's delays",
 }
 PHASES = ("generation", "environment", "log_prob", "update", "hand_over", "other")
 
@@ -23,32 +24,32 @@ def learned(records: Sequence[Record]) -> list[str]:
     """The panel before, after imitation and after RL, a run a group of rows."""
     first = records[0]
     panel = first["parts"]["before"]["panel"]
+    longest = max(record["seconds"] for record in records)
     lines = [
         f"A language model of {first['parameters'] / 1e6:.0f} million parameters learns ALFWorld on one",
-        f"{first['device']}, a whole run in one process of {first['seconds'] / 60:.1f} minutes (`{first['command']}`;",
-        f"`docs/results.md` has curves and times): per cent of the {panel['tasks']} generated games of",
-        f"{panel['split']} solved, greedy, with the 95 % interval.",
+        f"{first['device']}, each run whole in one process of at most {longest / 60:.1f} minutes",
+        f"(`{first['command']} …`; `docs/results.md` has curves and times): per cent of",
+        f"the {panel['tasks']} generated games of {panel['split']} solved, greedy, with the 95 % interval, and at the",
+        "temperature of training (sampled). Each run imitates anew; gains are over its own imitation.",
         *[record["note"] for record in records if record["note"]][:1],
         "",
-        "| | solved | seconds | tokens |",
-        "|---|---|---|---|",
-        f"| as it came | {_solved(panel)} | | |",
+        "| | solved | sampled | seconds | tokens |",
+        "|---|---|---|---|---|",
+        f"| as it came | {_solved(panel)} | | | |",
     ]
     for record in records:
-        parts = record["parts"]
-        sft = parts["sft"]
+        sft = record["parts"]["sft"]
         steps = f"{sft['step']} steps on {sft['rows']:,} episodes"
         lines.append(
-            f"| SFT, {steps} | {_solved(sft['panel'])} | {sft['seconds']:.0f} | {sft['tokens']:,.0f} trained |"
+            f"| SFT, {steps} | {_solved(sft['panel'])} | {_sampled(sft)} | {sft['seconds']:.0f} "
+            f"| {sft['tokens']:,.0f} trained |"
         )
-        for name in VARIANTS:
-            if name in parts and "panel" in parts[name]:
-                part = parts[name]
-                what = f"then {part['algorithm']}, {part['iterations']} iterations, {part['episodes']:,.0f} episodes"
-                what += "" if name == "ours" else f" ({NAMES[name]})"
+        for name, part in _runs(record):
+            if "panel" in part:
                 gain = 100 * (part["panel"]["success"] - sft["panel"]["success"])
                 lines.append(
-                    f"| {what} | {_solved(part['panel'])}, {gain:+.1f} | {part['seconds']:.0f} "
+                    f"| then {name}, {part['iterations']} iterations, {part['episodes']:,.0f} episodes "
+                    f"| {_solved(part['panel'])}, {gain:+.1f} | {_sampled(part)} | {part['seconds']:.0f} "
                     f"| {part['tokens']:,.0f} sampled |"
                 )
     return [*lines, ""]
@@ -57,7 +58,9 @@ def learned(records: Sequence[Record]) -> list[str]:
 def types(records: Sequence[Record]) -> list[str]:
     """The panel by kind of task."""
     lines = ["Per cent solved by kind of task:", ""]
-    columns = [("as it came", records[0]["parts"]["before"]), ("SFT", records[0]["parts"]["sft"]), *_columns(records)]
+    columns = [("as it came", records[0]["parts"]["before"])]
+    for record in records:
+        columns += [("SFT", record["parts"]["sft"]), *_runs(record)]
     columns = [(name, part["panel"]["types"]) for name, part in columns if "panel" in part]
     lines += ["| | " + " | ".join(name for name, _ in columns) + " |", "|---|" + "---|" * len(columns)]
     for kind in columns[0][1]:
@@ -71,7 +74,7 @@ def curves(records: Sequence[Record], points: int = 12) -> list[str]:
     for record in records:
         for name, part in _runs(record):
             lines += [
-                f"Learning curve of {part['algorithm']}, {NAMES[name]} (sampled training episodes; panel: valid_seen):",
+                f"Learning curve of {name} (sampled training episodes; panel: valid_seen):",
                 "",
                 "| seconds | commands | sampled tokens | success | turns | admissible | entropy | panel |",
                 "|---|---|---|---|---|---|---|---|",
@@ -94,7 +97,7 @@ def curves(records: Sequence[Record], points: int = 12) -> list[str]:
 
 def rates(records: Sequence[Record]) -> list[str]:
     """Where the time goes, and how fast each phase is, a column a run."""
-    columns = _columns(records)
+    columns = [run for record in records for run in _runs(record)]
     lines = [
         "Where the time of training goes, evaluations left out, in per cent; `idle` is what neither the engine nor the",
         f"update fills. Time to {100 * REACHED:.0f} %: of the sampled training episodes, mean of {WINDOW} iterations.",
@@ -124,17 +127,22 @@ def rates(records: Sequence[Record]) -> list[str]:
 
 
 def _runs(record: Record) -> list[tuple[str, Any]]:
-    """RL runs of a record by variant."""
-    return [(name, record["parts"][name]) for name in VARIANTS if name in record["parts"]]
-
-
-def _columns(records: Sequence[Record]) -> list[tuple[str, Any]]:
-    """What a table calls each RL run, and the run."""
-    return [(f"{part['algorithm']}, {NAMES[name]}", part) for record in records for name, part in _runs(record)]
+    """RL runs of a record in their order, under what tables call them."""
+    runs = []
+    for key, part in record["parts"].items():
+        if "curve" in part:
+            variant = part.get("variant", key)  # the first runs were kept under their variant alone
+            name = NAMES.get(variant, variant)
+            runs.append((part["algorithm"] if name == "ours" else f"{part['algorithm']}, {name}", part))
+    return runs
 
 
 def _solved(panel: Mapping[str, Any]) -> str:
     return f"{100 * panel['success']:.1f} ({100 * panel['low']:.1f} to {100 * panel['high']:.1f})"
+
+
+def _sampled(part: Record) -> str:
+    return f"{100 * part['sampled']['success']:.1f}" if "sampled" in part else ""
 
 
 def _mean(points: Sequence[Mapping[str, float]], name: str, scale: float = 1.0) -> float:

@@ -1,21 +1,27 @@
 """A language model learns ALFWorld in one process: imitation, then reinforcement, measured before, between and after.
 
-    python -m benchmarks.bench_alfworld_training --data GAMES --out runs/alfworld_h200 --algorithm gigpo --until 540
-    python -m benchmarks.bench_alfworld_training … --variants ours lockstep reference --seconds 90
+    python -m benchmarks.bench_alfworld_training --data GAMES --out runs/alfworld_h200 --algorithms gigpo --until 540
+    python -m benchmarks.bench_alfworld_training … --algorithms ppo grpo --until 540
+    python -m benchmarks.bench_alfworld_training … --variants ours lockstep reference textworld --seconds 90
+    python -m benchmarks.bench_alfworld_training … --retry slow training.learning_rate.start=1e-5 --retry short …
 
 The runs are those of `manus-fast sft`, `ppo` and `eval` (`FineTune`, `Trainer`, `Player`) on one config; one engine
 serves them all. Parts, each written to OUT/alfworld_training.json once it is over:
 
-    before, sft     the whole unseen panel, greedy: the model as it came, and after imitating the expert's episodes
-    ours            RL from the SFT policy for `--seconds`, or for what `--until` leaves (shared by the variants)
-    ahead           the same with rollout.staleness=1: empty slots begin episodes of the next iteration
-    lockstep        as ours with a barrier each turn: worlds step when all replies of a turn are there
-    reference       as ours with MANUS_FAST_BACKEND=reference
+    before, sft     the whole unseen panel: the model as it came, and after imitating the expert's episodes
+    ALGORITHM-…     RL from the SFT policy for `--seconds`, or for an equal share of what `--until` leaves:
+      ours          as the config says
+      ahead         with rollout.staleness=1: empty slots begin episodes of the next iteration
+      lockstep      with a barrier each turn: worlds step when all replies of a turn are there
+      reference     with MANUS_FAST_BACKEND=reference
+      textworld     with worlds that answer as late as TextWorld's workers (benchmarks/slow_worlds.py)
+      NAME          with the settings of a `--retry NAME KEY=VALUE …`, which may be given several times
 
 Each RL part has its curve (by seconds, environment steps and sampled tokens), its time by phase, and the panel after.
-Shares are of the training time without evaluations. generation: inside the engine; environment: inside the worlds;
-log_prob: scoring the collection; update: gradients and steps; hand_over: new weights to the engine; other: the rest,
-as tokenising, rewards and records. idle is environment, other and nothing else: no request and no update under way.
+The panel is played greedily (`panel`) and at the training temperature (`sampled`). Shares are of the training time
+without evaluations. generation: inside the engine; environment: inside the worlds; log_prob: scoring the collection;
+update: gradients and steps; hand_over: new weights to the engine; other: the rest, as tokenising, rewards and records.
+idle is environment, other and nothing else: no request and no update under way.
 """
 
 from __future__ import annotations
@@ -27,18 +33,20 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.alfworld_tables import REACHED, VARIANTS, WINDOW
 from benchmarks.rollout_setting import Lockstep
+from benchmarks.slow_worlds import Delay, over_slow_worlds
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.config import to_dict
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.finetune import FineTune
 from manus_fast.ops import dispatch
 from manus_fast.player import Player
+from manus_fast.rollout.scheduler import Rollout
 from manus_fast.run_config import Config
 from manus_fast.search_trainer import make_trainer
 from manus_fast.tracking import METRICS_FILE, read_metrics
@@ -50,13 +58,30 @@ CURVE = {
     "train/reward": "reward",
     "train/turns": "turns",
     "train/valid_action_rate": "valid_actions",
+    "train/truncated_rate": "truncated",
+    "train/repeat_rate": "repeats",
     "eval/success": "panel",
     "policy/entropy": "entropy",
     "policy/clip_fraction": "clip_fraction",
+    "policy/approx_kl_k3": "kl",
+    "filter/zero_variance_share": "zero_variance",
     "correction/gap_mean": "gap_mean",
     "update/grad_norm": "grad_norm",
 }
 """Metric → its name in a curve."""
+
+
+class Run(NamedTuple):
+    """One part of RL."""
+
+    algorithm: str
+    variant: str
+    """One of VARIANTS, or the name of a retry."""
+    overrides: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm}-{self.variant}"
 
 
 class Bench:
@@ -67,9 +92,12 @@ class Bench:
         self.out = Path(arguments.out)
         self.out.mkdir(parents=True, exist_ok=True)
         self.began = time.monotonic()
+        self.runs = runs_of(arguments)
+        what = " ".join(arguments.algorithms) + ("" if arguments.variants == ["ours"] else " --variants ")
+        what += "" if arguments.variants == ["ours"] else " ".join(arguments.variants)
         self.record: dict[str, Any] = {
             "schema": 1,
-            "command": f"python -m benchmarks.bench_alfworld_training --algorithm {arguments.algorithm}",
+            "command": f"python -m benchmarks.bench_alfworld_training --algorithms {what}",
             "commit": git_commit(),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
             "versions": {name: version for name, version in versions().items() if version is not None},
@@ -82,10 +110,10 @@ class Bench:
         """Since the start of the process's work."""
         return time.monotonic() - self.began
 
-    def config(self, part: str, *more: str) -> Config:
+    def config(self, part: str, algorithm: str, *more: str) -> Config:
         """The config of one part, whose run is written to OUT/`part`."""
         given = self.arguments
-        own = [f"algorithm={given.algorithm}", f"training.output_dir={self.out / part}"]
+        own = [f"algorithm={algorithm}", f"training.output_dir={self.out / part}"]
         own += [f"environment.options.data_path={given.data}"] if given.data else []
         own += [f"model.path={given.model}"] if given.model else []
         return Config.load(find_config(given.config, given.config), [*own, *given.overrides, *more])
@@ -102,26 +130,28 @@ class Bench:
         partial.replace(self.out / FILE)
 
     def measure(self, player: Player, name: str) -> dict[str, Any]:
-        """Plays the unseen panel with the policy as it is."""
-        began = time.monotonic()
-        panel = make_panel(player.environment, self.arguments.panel, self.arguments.tasks)
-        temperature = player.config.evaluation.temperature
-        report = evaluate(panel, lambda tasks: player.play(tasks, temperature), name)
-        report.save(self.out / f"eval_{name}.json")
-        self.panel_seconds = time.monotonic() - began
-        found = panel_figures(report, self.panel_seconds)
-        self.say(f"{name}: {100 * found['success']:.1f} % of {found['tasks']} in {self.panel_seconds:.1f} s")
+        """Plays the unseen panel with the policy as it is, greedily and at the temperature of training."""
+        found = {}
+        for kind, temperature in (("panel", 0.0), ("sampled", player.config.rollout.temperature)):
+            began = time.monotonic()
+            panel = make_panel(player.environment, self.arguments.panel, self.arguments.tasks)
+            report = evaluate(panel, lambda tasks, t=temperature: player.play(tasks, t), name)
+            report.save(self.out / f"eval_{name}{'' if kind == 'panel' else '_sampled'}.json")
+            self.panel_seconds = time.monotonic() - began
+            found[kind] = panel_figures(report, self.panel_seconds)
+            solved = f"{100 * found[kind]['success']:.1f} % of {found[kind]['tasks']}"
+            self.say(f"{name}: {solved} at temperature {temperature:g} in {self.panel_seconds:.1f} s")
         return found
 
     def run(self) -> None:
-        config = self.config("sft")
+        config = self.config("sft", self.runs[0].algorithm)
         fine = FineTune(config)
         self.record["parameters"] = fine.policy.model.num_parameters()
         self.record["config"] = told(config)
         environment, engine = fine.player.environment, fine.player.engine
         self.say(f"model and engine ({type(engine).__name__}) are there")
         self.save("start", {"seconds": self.seconds, "engine": type(engine).__name__})
-        self.save("before", {"panel": self.measure(fine.player, "before")})
+        self.save("before", self.measure(fine.player, "before"))
         began = time.monotonic()
         tuned = fine.run()
         seconds = time.monotonic() - began
@@ -130,38 +160,62 @@ class Bench:
         found = {"seconds": seconds, "steps": result.steps, "stopped": result.stopped, "rows": result.items}
         found |= {"checks": [list(check) for check in result.history], "step": result.best_step, **memory()}
         found |= sft_figures(self.out / "sft" / METRICS_FILE)
-        self.save("sft", {**found, "panel": self.measure(fine.player, "sft")})
+        self.save("sft", {**found, **self.measure(fine.player, "sft")})
         start = self.out / "sft" / "model"
         del fine, tuned
-        for number, variant in enumerate(self.arguments.variants):
+        for number, run in enumerate(self.runs):
             free()
-            left = self.left(len(self.arguments.variants) - number)
-            self.save(variant, self.reinforce(variant, start, left, environment, engine))
+            limit = self.left(len(self.runs) - number)
+            self.save(run.name, self.reinforce(run, start, limit, environment, engine))
 
     def left(self, parts: int) -> float:
         """Seconds of training that the next of `parts` parts has."""
         if self.arguments.until is None:
             return self.arguments.seconds
-        # Opening the trainer and saving the model take seconds, and both panels come after the time.
-        rest = (self.arguments.until - self.seconds) / parts - 2 * self.panel_seconds - 6
+        # Opening the trainer and saving the model take seconds, and three panels come after the time.
+        rest = (self.arguments.until - self.seconds) / parts - 3 * self.panel_seconds - 6
         return max(1.0, min(rest, self.arguments.seconds))
 
-    def reinforce(self, variant: str, start: Path, limit: float, environment: Any, engine: Any) -> dict[str, Any]:
+    def reinforce(self, run: Run, start: Path, limit: float, environment: Any, engine: Any) -> dict[str, Any]:
         """RL from the model folder `start` for `limit` seconds."""
-        own = [f"model.path={start}", f"training.max_seconds={limit}"]
-        config = self.config(variant, *own, *(["rollout.staleness=1"] if variant == "ahead" else []))
-        self.say(f"{variant}: {config.algorithm} for {limit:.0f} s")
+        own = [f"model.path={start}", f"training.max_seconds={limit}", *run.overrides]
+        config = self.config(run.name, run.algorithm, *own)
+        self.say(f"{run.name}: for {limit:.0f} s")
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
-        with dispatch.forced("reference") if variant == "reference" else contextlib.nullcontext():
+        delay = Delay.measured() if run.variant == "textworld" else None
+        with dispatch.forced("reference") if run.variant == "reference" else contextlib.nullcontext():
             trainer = make_trainer(config, environment=environment, engine=engine)
-            if variant == "lockstep":
+            if run.variant == "lockstep":
                 trainer.player.rollout_kind = Lockstep
+            if delay is not None:
+                trainer.player.rollout_kind = over_slow_worlds(delay)
             trainer.run()
-            found = run_figures(self.out / variant / METRICS_FILE, trainer.counters.seconds)
-            found |= {"algorithm": config.algorithm, "backend": dispatch.requested(), **memory()}
-        self.save(variant, found)  # the panel is yet to come
-        return found | {"panel": self.measure(trainer.player, variant)}
+            found = run_figures(self.out / run.name / METRICS_FILE, trainer.counters.seconds)
+            found |= {"algorithm": run.algorithm, "variant": run.variant, "overrides": list(run.overrides)}
+            found |= {"backend": dispatch.requested(), **memory()}
+            if delay is not None:
+                found["delay"] = dict(vars(delay))
+        self.save(run.name, found)  # the panel is yet to come
+        trainer.player.rollout_kind = Rollout
+        return found | self.measure(trainer.player, run.name)
+
+
+def runs_of(arguments: argparse.Namespace) -> list[Run]:
+    """The parts of RL in their order: each algorithm in each variant, then the retries with the first algorithm.
+
+    Raises:
+        ValueError: a retry without a name of its own or without a setting, or no part at all.
+    """
+    ahead = {"ahead": ["rollout.staleness=1"]}
+    runs = [Run(a, v, ahead.get(v, ())) for a in arguments.algorithms for v in arguments.variants]
+    for name, *overrides in arguments.retry:
+        if not overrides or "=" in name or Run(arguments.algorithms[0], name).name in {run.name for run in runs}:
+            raise ValueError(f"--retry: expected a new name, then KEY=VALUE, got {' '.join([name, *overrides])}")
+        runs.append(Run(arguments.algorithms[0], name, overrides))
+    if not runs:
+        raise ValueError("--variants: expected a variant or a --retry, got neither")
+    return runs
 
 
 def told(config: Config) -> dict[str, Any]:
@@ -272,9 +326,11 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--data", help="folder of the games; default: as the environment finds them")
     parser.add_argument("--model", help="where it begins: model.path")
     parser.add_argument("--out", required=True, help="folder of the runs and of the results")
-    parser.add_argument("--algorithm", default="gigpo", help="ppo, grpo, gigpo or another preset")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["ours"])
-    parser.add_argument("--lockstep", action="store_true", help="short for --variants lockstep")
+    parser.add_argument("--algorithms", nargs="+", default=["gigpo"], help="ppo, grpo, gigpo or other presets")
+    parser.add_argument("--variants", nargs="*", choices=VARIANTS, default=["ours"])
+    parser.add_argument(
+        "--retry", nargs="+", action="append", default=[], metavar="NAME KEY=VALUE", help="a part with other settings"
+    )
     parser.add_argument("--seconds", type=float, default=300.0, help="of RL, a variant")
     parser.add_argument("--until", type=float, help="seconds after the start at which all is to be over")
     parser.add_argument("--panel", default="valid_unseen", help="the split that is played whole")
@@ -282,8 +338,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--note", default="", help="a sentence that goes with the results")
     parser.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the config")
     arguments = parser.parse_args(argv)
-    if arguments.lockstep:
-        arguments.variants = ["lockstep"]
     prepare()
     bench = Bench(arguments)
     bench.run()

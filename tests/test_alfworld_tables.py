@@ -16,13 +16,14 @@ def record():
             "shares": dict.fromkeys(alfworld_tables.PHASES, 0.125) | {"generation": 0.375}, "idle_share": 0.25,
             "trajectories_per_hour": 46080.0, "sampled_tokens_per_s": 9000.4, "rollout_tokens_per_s": 8000.0,
             "update_tokens_per_s": 70000.0, "hand_over_ms": 9.14, "peak_mib": 2048.0, "seconds_to": {"0.6": 70.0},
-            "panel": panel(0.8)}  # fmt: skip
+            "panel": panel(0.8), "sampled": panel(0.75)}  # fmt: skip
     sft = {"step": 50, "rows": 990, "seconds": 31.7, "tokens": 700_000.0, "panel": panel(0.5)}
     parts = {
         "before": {"panel": panel(0.1)},
         "sft": sft,
-        "ours": part,
-        "lockstep": {**part, "seconds_to": {"0.6": None}},
+        "ours": part,  # an early record: under its variant alone
+        "gigpo-lockstep": {**part, "variant": "lockstep", "seconds_to": {"0.6": None}},
+        "ppo-short": {**part, "algorithm": "ppo", "variant": "short"},
     }
     return {
         "device": "GPU",
@@ -36,28 +37,36 @@ def record():
 
 def test_the_panel_before_between_and_after():
     lines = alfworld_tables.learned([record()])
-    assert (
-        "of 135 million parameters" in lines[0] and "of 9.0 minutes (`python x`" in lines[1] and lines[4] == "A note."
-    )
-    assert "| as it came | 10.0 (0.0 to 20.0) | | |" in lines
-    assert "| SFT, 50 steps on 990 episodes | 50.0 (40.0 to 60.0) | 32 | 700,000 trained |" in lines
-    run = "| then gigpo, 8 iterations, 1,024 episodes{} | 80.0 (70.0 to 90.0), +30.0 | 80 | 4,000 sampled |"
-    assert run.format("") in lines and run.format(" (with a barrier each turn)") in lines
+    assert "of 135 million parameters" in lines[0] and "at most 9.0 minutes" in lines[1]
+    assert lines[2].startswith("(`python x …`") and lines[5] == "A note."
+    assert "| as it came | 10.0 (0.0 to 20.0) | | | |" in lines
+    assert "| SFT, 50 steps on 990 episodes | 50.0 (40.0 to 60.0) |  | 32 | 700,000 trained |" in lines
+    run = "| then {}, 8 iterations, 1,024 episodes | 80.0 (70.0 to 90.0), +30.0 | 75.0 | 80 | 4,000 sampled |"
+    for name in ("gigpo", "gigpo, with a barrier each turn", "ppo, short"):
+        assert run.format(name) in lines
+
+
+def test_several_records_each_have_their_imitation():
+    lines = alfworld_tables.learned([record(), {**record(), "seconds": 600.0}])
+    assert sum("SFT, 50 steps" in line for line in lines) == 2 and "at most 10.0 minutes" in lines[1]
+    assert alfworld_tables.types([record(), record()])[2].count("| SFT | gigpo | gigpo, with") == 2
 
 
 def test_a_run_that_was_cut_has_no_panel_yet():
     cut = record()
-    del cut["parts"]["ours"]["panel"], cut["parts"]["lockstep"]
+    del cut["parts"]["ours"]["panel"], cut["parts"]["gigpo-lockstep"], cut["parts"]["ppo-short"]
     assert not any("then" in line for line in alfworld_tables.learned([cut]))
     assert alfworld_tables.types([cut])[2] == "| | as it came | SFT |"
 
 
 def test_kinds_of_tasks_and_times():
-    assert "| pick | 10 | 50 | 80 | 80 |" in alfworld_tables.types([record()])
+    assert "| pick | 10 | 50 | 80 | 80 | 80 |" in alfworld_tables.types([record()])
     lines = alfworld_tables.rates([record()])
-    for line in ("| | gigpo, ours | gigpo, with a barrier each turn |", "| generation | 37.5 | 37.5 |",
-                 "| **idle** | **25.0** | **25.0** |", "| sampled tokens/s, inside the engine | 9,000 | 9,000 |",
-                 "| largest memory of tensors, GiB | 2.0 | 2.0 |", "| seconds to 60 % | 70 | – |"):  # fmt: skip
+    for line in ("| | gigpo | gigpo, with a barrier each turn | ppo, short |", "| generation | 37.5 | 37.5 | 37.5 |",
+                 "| **idle** | **25.0** | **25.0** | **25.0** |",
+                 "| sampled tokens/s, inside the engine | 9,000 | 9,000 | 9,000 |",
+                 "| largest memory of tensors, GiB | 2.0 | 2.0 | 2.0 |",
+                 "| seconds to 60 % | 70 | – | 70 |"):  # fmt: skip
         assert line in lines
 
 
@@ -66,4 +75,4 @@ def test_a_curve_is_the_means_of_stretches_of_equal_length():
     rows = [line for line in lines if line[:3] in ("| 2", "| 4", "| 6", "| 8")]
     assert rows[0] == "| 20 | 2,000 | 1,000 | 15.0 | 18.5 | 90.0 | 0.50 |  |"
     assert rows[2] == "| 60 | 6,000 | 3,000 | 55.0 | 14.5 | 90.0 | 0.50 | 65.0 |"
-    assert len(rows) == 8  # four a run
+    assert len(rows) == 12  # four a run

@@ -8,6 +8,7 @@ from learning import household_policy
 pytest.importorskip("torch")
 
 from benchmarks.bench_alfworld_training import main, reached, run_figures
+from benchmarks.slow_worlds import Delay
 
 CONFIG = """
 environment: {name: household, max_steps: 2, options: {num_train: 60, num_valid: 4}}
@@ -24,33 +25,60 @@ training: {num_rollouts: 8, group_size: 4, learning_rate: 1.0e-3, save_strategy:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
+    fast = Delay(reset=0.002, step=0.001, workers=4)
     model = household_policy(folder / "tiny")
     (folder / "config.yaml").write_text(CONFIG.replace("max_steps: 2", "max_steps: 12"))
     given = ["--config", str(folder / "config.yaml"), "--model", str(model), "--out", str(folder / "out")]
-    given += ["--variants", "ours", "ahead", "lockstep", "reference", "--seconds", "0.01", "--tasks", "3"]
-    return folder / "out", main([*given, "--overrides", "rollout.max_traj_tokens=12", "sft.time_limit=0.3"])
+    given += ["--variants", "ours", "ahead", "lockstep", "reference", "textworld", "--seconds", "0.01", "--tasks", "3"]
+    given += ["--retry", "slow", "training.learning_rate=1.0e-4"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Delay, "measured", lambda: fast)
+        record = main([*given, "--overrides", "rollout.max_traj_tokens=12", "sft.time_limit=0.3"])
+    return folder / "out", record
+
+
+RUNS = [f"gigpo-{name}" for name in ("ours", "ahead", "lockstep", "reference", "textworld", "slow")]
 
 
 def test_every_part_is_there_and_told(run):
     out, record = run
     assert json.loads((out / "alfworld_training.json").read_text()) == record
-    assert list(record["parts"]) == ["start", "before", "sft", "ours", "ahead", "lockstep", "reference"]
-    for name in ("before", "sft", "ours", "ahead", "lockstep", "reference"):
-        panel = record["parts"][name]["panel"]
-        assert panel["split"] == "valid_unseen" and panel["tasks"] == 3 and panel["failed"] == 0
-    for name in ("ours", "ahead", "lockstep", "reference"):
+    assert list(record["parts"]) == ["start", "before", "sft", *RUNS]
+    for name in ("before", "sft", *RUNS):
+        for kind, file in (("panel", f"eval_{name}.json"), ("sampled", f"eval_{name}_sampled.json")):
+            panel = record["parts"][name][kind]
+            assert panel["split"] == "valid_unseen" and panel["tasks"] == 3 and panel["failed"] == 0
+            assert json.loads((out / file).read_text())["summary"]["tasks"] == 3
+    for name in RUNS:
         part = record["parts"][name]
         assert sum(part["shares"].values()) == pytest.approx(1.0)
         assert min(part["shares"].values()) > 0.0 and part["episodes"] == 8 * part["iterations"]
-        assert part["algorithm"] == "gigpo"
-        assert part["backend"] == ("reference" if name == "reference" else "auto")
+        assert (part["algorithm"], part["variant"]) == tuple(name.split("-"))
+        assert part["backend"] == ("reference" if name == "gigpo-reference" else "auto")
+    assert record["parts"]["gigpo-textworld"]["delay"] == {"reset": 0.002, "step": 0.001, "workers": 4}
+    told = json.loads((out / "gigpo-slow" / "config.json").read_text())
+    assert told["training"]["learning_rate"] == 1e-4 and record["config"]["training"]["learning_rate"] == 1e-3
 
 
 def test_variants_begin_from_one_policy_and_sample_the_same(run):
-    """What is sampled hangs on names and weights alone: a barrier, or other kernels of the update, change nothing."""
+    """What is sampled hangs on names and weights alone: a barrier, late worlds or other kernels change nothing."""
     out, _ = run
-    first = [(out / name / "trajectories.jsonl").read_text().splitlines()[:4] for name in ("ours", "lockstep")]
-    assert first[0] == first[1] and len(first[0]) == 4
+    said = []
+    for name in ("ours", "lockstep", "textworld"):
+        lines = (out / f"gigpo-{name}" / "trajectories.jsonl").read_text().splitlines()[:4]
+        said.append([[turn["ids"] for turn in json.loads(line)["turns"]] for line in lines])
+    assert said[0] == said[1] == said[2] and len(said[0]) == 4
+
+
+@pytest.mark.parametrize("retry", [["slow"], ["a=1", "b=2"], ["ours", "b=2"]])
+def test_a_retry_has_a_name_and_a_setting(retry, tmp_path):
+    with pytest.raises(ValueError, match=r"--retry: expected a new name, then KEY=VALUE, got"):
+        main(["--out", str(tmp_path), "--retry", *retry])
+
+
+def test_a_bench_without_rl_is_none(tmp_path):
+    with pytest.raises(ValueError, match=r"--variants: expected a variant or a --retry, got neither"):
+        main(["--out", str(tmp_path), "--variants"])
 
 
 def test_figures_by_hand(tmp_path):

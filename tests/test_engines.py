@@ -81,6 +81,16 @@ def test_adapters_apart_need_adapters(model, monkeypatch):
     assert isinstance(make_engine(RolloutConfig(vllm_adapters=True), model, {7}), HFEngine)
 
 
+def test_vllm_is_opened_with_the_steps_between_prompts(model, monkeypatch):
+    opened = {}
+    monkeypatch.setattr(vllm_core, "installed_version", lambda: (0, 28))
+    monkeypatch.setattr("manus_fast.rollout.engines.vllm.VLLMEngine", lambda *_, **given: opened.update(given))
+    make_engine(RolloutConfig(engine="vllm", vllm_prefill_every=5, slots=3), model, {7})
+    assert (opened["prefill_every"], opened["max_slots"], opened["eager"]) == (5, 3, False)
+    with pytest.raises(ValueError, match=r"rollout\.vllm_prefill_every: expected a number >= 1, got 0"):
+        RolloutConfig(vllm_prefill_every=0)
+
+
 def test_other_names(model):
     with pytest.raises(ValueError, match="expected one of hf, vllm, openai, auto, got 'sglang'"):
         make_engine(RolloutConfig(engine="sglang"), model, {7})

@@ -52,6 +52,7 @@ def make_engine(
             raise ValueError("rollout.vllm_adapters: expected false without model.lora, got true")
         more = {"eager": config.vllm_eager, "can_sleep": config.sleep > 0}
         more |= {"adapter_rank": adapter_rank if config.vllm_adapters else 0}
+        more |= {"prefill_every": config.vllm_prefill_every}
         return VLLMEngine(model, frozenset(end_ids), dtype=dtype, **limits, **more)
     from manus_fast.rollout.engines.hf import HFEngine
 
