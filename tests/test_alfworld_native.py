@@ -203,6 +203,23 @@ def test_any_names_of_goal_variables_will_do(root):
         assert other == read_problem(game) and other.goal["kind"] == task.type
 
 
+def test_progress_rises_to_one_and_falls_with_what_is_undone(root):
+    tasks = find_tasks(root, "train")
+    batch = NativeBatch(root, 1)
+    for task in tasks:
+        told = [batch.reset([0], [task], [0])[1][0]["progress"]]
+        told += [batch.step([0], [command])[4][0]["progress"] for command in walkthrough(root, task)]
+        assert told[0] == 0.0 and told[-1] == 1.0 and all(0.0 <= share < 1.0 for share in told[:-1])
+    task = next(task for task in tasks if task.type == "pick_two_obj_and_place")
+    commands = walkthrough(root, task)
+    placed = next(number for number, command in enumerate(commands) if command.startswith(("move", "put")))
+    batch.reset([0], [task], [0])
+    told = [batch.step([0], [command])[4][0]["progress"] for command in commands[: placed + 1]]
+    back = re.sub(r"(?:move|put) (.+) (?:to|in/on) (.+)", r"take \1 from \2", commands[placed])
+    told.append(batch.step([0], [back])[4][0]["progress"])
+    assert told[-3:] == [0.25, 0.5, 0.25]
+
+
 def test_clone_and_saved_states_continue_alike(root):
     task = find_tasks(root, "valid_seen")[2]
     commands = walkthrough(root, task)

@@ -46,7 +46,8 @@ class NativeBatch:
     """`EnvBatch` of `slots` worlds over game files below `root`; a step of all of them is one call into C++.
 
     info of every answer: `admissible`, `success`, `steps`; of a reset also `type`, `grammar`, `backend`, `engine`,
-    as in the real engine's. A game that cannot be played is `info["error"]` of its slot.
+    as in the real engine's; and `progress`, the share of subgoals that are fulfilled, which the real engine does not
+    tell. A game that cannot be played is `info["error"]` of its slot.
 
     worlds: where games are kept that were read, shared with whoever has it too; None: of this batch alone.
     """
@@ -107,9 +108,9 @@ class NativeBatch:
             answers[slot] = ("", more)
         running = list(worlds)
         self._batch.load(running, list(worlds.values()))
-        texts, commands = self._batch.texts(running), self._batch.admissible(running)
-        for slot, text, admissible in zip(running, texts, commands, strict=True):
-            info = {"admissible": admissible, "success": False, "steps": 0} | answers[slot][1]
+        found = (self._batch.texts(running), self._batch.admissible(running), self._batch.progress(running))
+        for slot, text, admissible, progress in zip(running, *found, strict=True):
+            info = {"admissible": admissible, "success": False, "steps": 0, "progress": progress} | answers[slot][1]
             answers[slot] = (text, info)
         return [answers[slot][0] for slot in slots], [answers[slot][1] for slot in slots]
 
@@ -121,10 +122,10 @@ class NativeBatch:
             if self._tasks[slot] is None:
                 raise ValueError(f"slot: expected one with a running game, got {slot}")
         reward, terminated, truncated = self._batch.step(slots, [action.strip() for action in actions])
-        commands = self._batch.admissible(slots)
+        found = (self._batch.admissible(slots), terminated.tolist(), self._batch.progress(slots))
         infos = [
-            {"admissible": admissible, "success": won, "steps": self._batch.steps(slot)}
-            for slot, admissible, won in zip(slots, commands, terminated.tolist(), strict=True)
+            {"admissible": admissible, "success": won, "steps": self._batch.steps(slot), "progress": progress}
+            for slot, admissible, won, progress in zip(slots, *found, strict=True)
         ]
         return self._batch.texts(slots), reward, terminated, truncated, infos
 
