@@ -38,10 +38,13 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.alfworld_tables import REACHED, VARIANTS, WINDOW
+from benchmarks.replay_alfworld import write_played
 from benchmarks.rollout_setting import Lockstep
 from benchmarks.slow_worlds import Delay, over_slow_worlds
+from manus_fast.agent.trajectory import Trajectory
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.config import to_dict
+from manus_fast.envs.base import Task
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.finetune import FineTune
 from manus_fast.ops import dispatch
@@ -135,8 +138,15 @@ class Bench:
         for kind, temperature in (("panel", 0.0), ("sampled", player.config.rollout.temperature)):
             began = time.monotonic()
             panel = make_panel(player.environment, self.arguments.panel, self.arguments.tasks)
-            report = evaluate(panel, lambda tasks, t=temperature: player.play(tasks, t), name)
-            report.save(self.out / f"eval_{name}{'' if kind == 'panel' else '_sampled'}.json")
+            file = f"{name}.json" if kind == "panel" else f"{name}_sampled.json"
+
+            def play(tasks: Sequence[Task], temperature: float = temperature, file: str = file) -> list[Trajectory]:
+                episodes = player.play(tasks, temperature)
+                write_played(self.out / f"played_{file}l", episodes)
+                return episodes
+
+            report = evaluate(panel, play, name)
+            report.save(self.out / f"eval_{file}")
             self.panel_seconds = time.monotonic() - began
             found[kind] = panel_figures(report, self.panel_seconds)
             solved = f"{100 * found[kind]['success']:.1f} % of {found[kind]['tasks']}"

@@ -49,6 +49,7 @@ def test_every_part_is_there_and_told(run):
             panel = record["parts"][name][kind]
             assert panel["split"] == "valid_unseen" and panel["tasks"] == 3 and panel["failed"] == 0
             assert json.loads((out / file).read_text())["summary"]["tasks"] == 3
+            assert len((out / f"{file.replace('eval', 'played')}l").read_text().splitlines()) == 3
     for name in RUNS:
         part = record["parts"][name]
         assert sum(part["shares"].values()) == pytest.approx(1.0)
