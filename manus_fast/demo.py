@@ -26,8 +26,8 @@ from manus_fast.run_config import Config
 from manus_fast.tracking import prepare_folder
 from manus_fast.trainer import Trainer
 
-# Layers, width and heads of the small policy.
-SHAPE = {"hidden": 128, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 256}
+# Layers, width and heads of the small policy, and the scale of its initial weights.
+SHAPE = {"hidden": 128, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 256, "initializer_range": 0.04}
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Demo:
         folder: str | Path,
         seed: int = 0,
         overrides: Sequence[str] = (),
-        shape: Mapping[str, int] | None = None,
+        shape: Mapping[str, float] | None = None,
     ):
         self.root = prepare_folder(folder)
         self._file, self._seed, self._overrides, self._shape = config_file, seed, overrides, shape
@@ -108,7 +108,7 @@ def run(
     seed: int = 0,
     control: bool = False,
     overrides: Sequence[str] = (),
-    shape: Mapping[str, int] | None = None,
+    shape: Mapping[str, float] | None = None,
 ) -> list[Stage]:
     """Trains and measures; everything is written under `folder`.
 
@@ -147,7 +147,7 @@ def make_small_policy(
     environment: Environment,
     folder: str | Path,
     seed: int = 0,
-    shape: Mapping[str, int] | None = None,
+    shape: Mapping[str, float] | None = None,
 ) -> Path:
     """Writes an untrained policy whose vocabulary is what experts of the training split see and say.
 
