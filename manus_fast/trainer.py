@@ -7,6 +7,7 @@ Trainer(config).run()
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ from manus_fast.tracking import Tracking, prepare_folder
 from manus_fast.versions import write_versions
 
 __all__ = ["Config", "Trainer"]
+
+log = logging.getLogger("manus_fast.trainer")
 
 
 @dataclass
@@ -326,7 +329,9 @@ class Trainer:
     # State
 
     def save(self) -> None:
-        """Writes a checkpoint from which a run goes on exactly."""
+        """Writes a checkpoint from which a run goes on exactly; with `rollout.staleness` above 0 validly, but not
+        number for number: episodes that were begun ahead are in no checkpoint, and a run that is taken up begins them
+        anew, under the weights of the checkpoint."""
         with self.phases("save"):
             tensors = self.backend.tensors()
             whole = self.policy.saved_as(self.playing, adapter=True)
@@ -355,6 +360,11 @@ class Trainer:
         self.empty.in_row = int(checkpoint.scalars["empty_steps"])
         self._enter_stage()
         self.player.load(self.policy.weights_for(self.player.engine), self.counters.iteration)
+        if self.config.rollout.staleness:
+            log.warning(
+                "rollout.staleness: episodes that the stopped run had begun ahead are begun anew, so the run goes on "
+                "validly, but not number for number"
+            )
 
     def _enter_stage(self) -> None:
         """Trains on the environment of the curriculum's stage, or on the config's own where there is none."""

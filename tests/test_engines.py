@@ -1,6 +1,7 @@
 """Which engine a config chooses, and what is said where one cannot serve."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from manus_fast.info import engines
 from manus_fast.rollout.engines import choose, make_engine, vllm_core
 from manus_fast.rollout.engines.hf import HFEngine
+from manus_fast.rollout.engines.vllm_adapters import InPlaceAdapter
 from manus_fast.rollout.scheduler import RolloutConfig
 
 
@@ -49,6 +51,20 @@ def test_a_vllm_that_cannot_serve_is_one_sentence(model, monkeypatch, version, w
         make_engine(RolloutConfig(engine="vllm"), model, {7})
     assert str(caught.value) == f"rollout.engine: vllm cannot be used: {words}"
     assert engines()["vllm"] == words and engines()["hf"] == "ready"
+
+
+def test_a_vllm_that_reads_adapters_in_another_place_is_one_sentence(monkeypatch):
+    class WorkerLoRAManager:
+        """As vLLM's, without the method that is replaced."""
+
+    monkeypatch.setattr(vllm_core, "installed_version", lambda: (0, 27))
+    shapes = {"model.layers.0.mlp.up_proj.weight": torch.Size((4, 2))}
+    with pytest.raises(ValueError) as caught:
+        InPlaceAdapter(SimpleNamespace(lora_manager=WorkerLoRAManager()), 4, shapes)
+    assert str(caught.value) == (
+        "rollout.vllm_adapters: expected a vLLM (0.26 to 0.28) whose WorkerLoRAManager has _load_adapter, "
+        "got vLLM 0.27, which has none"
+    )
 
 
 @pytest.mark.parametrize("version", [(0, 26), (0, 27), (0, 28)])

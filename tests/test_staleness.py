@@ -10,7 +10,7 @@ from test_scheduler import FORMAT, RIGHT, Corridor, LateEnvs, Scripted, always, 
 from test_trainer import folder, make, metrics  # noqa: F401  (a fixture)
 
 from manus_fast.agent.trajectory import build_rows
-from manus_fast.envs.base import InlineEnvs
+from manus_fast.envs.base import InlineEnvs, failure
 from manus_fast.modeling import packed_hidden
 from manus_fast.rollout.engines.hf import HFEngine
 from manus_fast.rollout.seeds import episode_seed, turn_seed
@@ -120,6 +120,74 @@ def test_what_nobody_asks_for_is_dropped_and_counted():
     assert play.stats.dropped == 0 and play.stats.carried == 0 and all(t.success for t in done)
 
 
+def test_what_nobody_asks_for_gives_its_slot_back_at_once():
+    engine, later = Holding(always(RIGHT)), iteration(1, count=2, goals=(3,))
+    play = rollout(engine, slots=3, staleness=1)
+    engine.held = seeds_of(later)
+    play.collect([spec(goal=2)], ahead=later)
+    held = list(engine.waiting)
+    assert len(held) == 2
+    engine.most = 0
+    done = play.collect(iteration(2), ahead=iteration(3, count=2))
+    assert all(t.success for t in done) and engine.most == 3  # two would be the most that a kept slot left
+    assert engine.aborted == [r.id for r in held] and {r.session for r in held} <= set(engine.ended)
+    assert play.stats.dropped == 2 and play.stats.failed == play.stats.retried == 0
+    engine.held = frozenset()
+    dropped = len([s for s in iteration(3, count=2) if s.name in begun_by(play)])
+    again = play.collect(later)  # they are asked for after all: begun anew, and counted no second time
+    assert names(again) == asked(later) and all(t.success and len(t.turns) == 3 for t in again)
+    assert play.stats.carried == 0 and play.stats.dropped == dropped
+    play.collect(later)
+    assert play.stats.dropped == 0
+
+
+def begun_by(play):
+    return {episode.spec.name for episode in play._playing.values()} | set(play._kept)
+
+
+class BusyEnvs(InlineEnvs):
+    """Keeps the answers of slots in `busy` until they are taken out of it; takes nothing for a slot without an answer,
+    as worlds in worker processes do."""
+
+    def __init__(self, batch):
+        super().__init__(batch)
+        self.busy, self.held, self.open = set(), [], set()
+
+    def send_reset(self, slot, task, seed):
+        assert slot not in self.open
+        self.open.add(slot)
+        super().send_reset(slot, task, seed)
+
+    def send_step(self, slot, action):
+        assert slot not in self.open
+        self.open.add(slot)
+        super().send_step(slot, action)
+
+    def poll(self, timeout):
+        answers = self.held + super().poll(timeout)
+        self.held = [answer for answer in answers if answer[0] in self.busy]
+        ready = [answer for answer in answers if answer[0] not in self.busy]
+        self.open -= {slot for slot, _ in ready}
+        return ready
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_slot_whose_world_is_busy_is_free_when_it_has_answered(breaks):
+    envs = BusyEnvs(Corridor(2))
+    play = rollout(Scripted(always(RIGHT)), slots=2, envs=envs, staleness=1)
+    envs.busy = {1}
+    play.collect([spec(goal=1)], ahead=[spec(goal=3, seed=5)])
+    assert play._playing[1].spec.seed == 5
+    done = play.collect([spec(goal=1, seed=n) for n in range(3)])
+    assert all(t.success for t in done) and play.stats.dropped == 1
+    envs.busy = set()
+    if breaks:
+        envs.held = [(1, failure("the world broke"))]
+    done = play.collect([spec(goal=2, seed=n) for n in range(4)])
+    assert all(t.success for t in done) and not play._stepping and envs.batch.state[1][0].data["goal"] == 2
+    assert play.stats.dropped == play.stats.failed == play.stats.retried == 0
+
+
 def test_stopping_gives_up_what_is_under_way():
     engine = Scripted(always(RIGHT))
     envs = LateEnvs(Corridor(12))
@@ -208,6 +276,28 @@ def test_training_within_a_bound(folder, tmp_path):  # noqa: F811
     trainer.player.stop()
     trainer.player.stop()
     assert trainer.player._ahead is None
+
+
+def test_a_resumed_run_begins_anew_what_was_ahead(folder, tmp_path, caplog):  # noqa: F811
+    """Nothing of an episode that was under way is in a checkpoint: a run that goes on plays all of its next iteration
+    under the checkpoint's weights, as one that begins nothing ahead does."""
+    bounded = ("rollout.staleness=1", "training.resume=true")
+    cut = make(folder, tmp_path, bounded[0])
+    cut.update(cut.collect())
+    cut.save()
+    assert 0 in {turn.version for t in cut.collect().trajectories for turn in t.turns}
+    cut.player.stop()
+    plain = make(folder, tmp_path, "training.resume=true").collect().trajectories
+    assert not caplog.records
+    again = make(folder, tmp_path, *bounded)
+    assert "rollout.staleness: episodes that the stopped run had begun ahead are begun anew" in caplog.text
+    played = again.collect().trajectories
+    assert [(t.task, t.seed, t.group, t.member) for t in played] == [(t.task, t.seed, t.group, t.member) for t in plain]
+    for one, other in zip(played, plain, strict=True):
+        assert {turn.version for turn in one.turns} == {1}
+        for a, b in zip(one.turns, other.turns, strict=True):
+            np.testing.assert_array_equal(a.ids, b.ids)
+    again.player.stop()
 
 
 def test_a_run_within_a_bound_reports_it(folder, tmp_path):  # noqa: F811

@@ -68,7 +68,6 @@ class _Episode:
     invalid_run: int = 0
     progress: float = 0.0
     excused: bool = False
-    unwanted: bool = False
 
 
 class Rollout:
@@ -138,11 +137,9 @@ class Rollout:
         self._done, self._on_done, self._left = [None] * len(specs), on_done, len(specs)
         begin = time.perf_counter()
         try:
-            while self._stepping and not self._playing:  # what a stopped call had asked its worlds answers nothing now
-                self._stepping.difference_update(slot for slot, _ in self.envs.poll(_WAIT))
             self._queue(specs, ahead)
             for slot in range(min(self.config.episodes, self.envs.slots)):
-                if slot not in self._playing:
+                if slot not in self._playing and slot not in self._stepping:
                     self._refill(slot)
             while self._left:
                 self._poll_envs()
@@ -186,9 +183,17 @@ class Rollout:
                 self._kept[spec.name] = kept.pop(spec.name)
             elif begun.pop(spec.name, None) is None:
                 self._waiting.append((None, spec))
-        for episode in begun.values():
-            episode.unwanted = True
         self.stats.dropped += len(begun) + len(kept)
+        unwanted = {episode.session for episode in begun.values()}
+        for slot in [slot for slot, episode in self._playing.items() if episode.session in unwanted]:
+            self._drop(slot)
+
+    def _drop(self, slot: int) -> None:
+        """Gives up an episode that nobody asks for. Its slot is free, at the latest when its world has answered."""
+        for id in [id for id, asked in self._asked.items() if asked == slot]:
+            del self._asked[id]
+            self.engine.abort(id)
+        self.engine.end_session(self._playing.pop(slot).session)
 
     def _poll_envs(self) -> None:
         if not self._stepping:
@@ -233,7 +238,10 @@ class Rollout:
 
     def _on_answer(self, slot: int, result: StepResult) -> None:
         """An environment answered a reset or a step."""
-        episode = self._playing[slot]
+        episode = self._playing.get(slot)
+        if episode is None:  # it was given up while its world was busy
+            self._refill(slot)
+            return
         if result.failed:
             self._fail(slot, f"environment: {result.info['error']}")
             return
@@ -362,10 +370,10 @@ class Rollout:
     def _finish(self, slot: int) -> None:
         episode = self._playing.pop(slot)
         self.engine.end_session(episode.session)
-        if episode.place is not None:
-            self._give(episode.place, episode.trajectory)
-        elif not episode.unwanted:
+        if episode.place is None:
             self._kept[episode.spec.name] = episode.trajectory
+        else:
+            self._give(episode.place, episode.trajectory)
         self._refill(slot)
 
     def _give(self, place: int, trajectory: Trajectory) -> None:

@@ -22,7 +22,8 @@ class RolloutStats:
     """Time inside `envs.poll`."""
     truncated: int = 0
     invalid: int = 0
-    """Given up after a second failure: masked, never a reward of zero."""
+    """Masked, never a reward of zero: given up after a second failure, with tokens older than the staleness allows
+    (`too_old`), or with a first prompt that the engine cannot hold."""
     failed: int = 0
     """Failures of an environment or the engine, attempts that were repeated included."""
     retried: int = 0
@@ -33,7 +34,8 @@ class RolloutStats:
     too_old: int = 0
     """Given up because a token lags more versions behind than `rollout.staleness`: masked."""
     dropped: int = 0
-    """Begun ahead by an earlier call and asked for by none."""
+    """Begun ahead by an earlier call, and neither asked for by this one nor ahead of it: given up, and counted by the
+    call that gave them up. Their slots are free at once, or when their world has answered."""
     given_tokens: int = 0
     """Sampled tokens of the episodes that were given back; `sampled_tokens` are those that the call sampled."""
     stale_tokens: int = 0

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from manus_fast.rollout.engines.vllm_core import RANGE, version_text
+
 # Ranks that vLLM has kernels for.
 _RANKS = (8, 16, 32, 64, 128, 256)
 _NAME, _NUMBER = "policy", 1
@@ -37,9 +39,17 @@ class InPlaceAdapter:
         runner: vLLM's model runner, of an engine opened with `adapter_options`.
         rank: of adapters, at most.
         shapes: shape of the model's tensors by Hugging Face parameter name.
+
+    Raises:
+        ValueError: a vLLM that reads adapters in another place than the versions that this was written for.
     """
 
     def __init__(self, runner: Any, rank: int, shapes: Mapping[str, torch.Size]):
+        if not callable(getattr(runner.lora_manager, "_load_adapter", None)):
+            raise ValueError(
+                f"rollout.vllm_adapters: expected a vLLM ({RANGE}) whose {type(runner.lora_manager).__name__} has "
+                f"_load_adapter, got vLLM {version_text()}, which has none"
+            )
         from vllm.lora.request import LoRARequest
 
         self._manager, self._rank, self._shapes = runner.lora_manager, rank, dict(shapes)

