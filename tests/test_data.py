@@ -177,7 +177,12 @@ def test_commands(tmp_path, capsys):
     assert main(["data", "build", f"{path}=2", "--output_dir", str(tmp_path / "o"), "--valid", "0"]) == 0
     shown = capsys.readouterr().out
     assert f"{path}: 1 of 1 used, weight 2\n  left out 1: no action\n1 in {tmp_path}/o/train.jsonl, 0 in" in shown
+    capsys.readouterr()
     assert main(["data", "build", f"{path}=x", "--output_dir", str(tmp_path / "o")]) == 2
+    assert "expected DATA or DATA=WEIGHT, got" in capsys.readouterr().err
+    assert main(["data", "build", str(path), "--output_dir", str(tmp_path / "p"), "--style", "prose"]) == 2
+    assert "--style: expected one of react, tags, act or none, got 'prose'" in capsys.readouterr().err
+    assert not (tmp_path / "p").exists()
     assert main(["data", "stats", str(tmp_path / "none.jsonl")]) == 2
 
 
@@ -187,8 +192,8 @@ def test_show_writes_control_characters_out(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "\x1b" not in shown and "\x07" not in shown and "\u202e" not in shown
     assert "Think: [bold]é\\x1b]0;x\\x07\\u202e" in shown and "a\\x1b[2J" in shown
-    assert main(["data", "show", write(tmp_path / "b.jsonl", [])]) == 0
-    assert "no conversation in" in capsys.readouterr().err
+    assert main(["data", "show", write(tmp_path / "b.jsonl", [])]) == 2
+    assert "expected a conversation or a preference pair in" in capsys.readouterr().err
     assert main(["data", "show", str(tmp_path / "b.jsonl"), "--limit", "0"]) == 2
 
 
@@ -200,8 +205,8 @@ def test_show_marks_what_is_trained_on_and_finds_an_id(tmp_path, capsys):
     assert "\nassistant*: Think: other\nAct: click[x]\n1 of 2 replies are trained on; 58 characters in all\n" in shown
     assert main(["data", "show", path, "--limit", "2"]) == 0
     assert capsys.readouterr().out.count("\n\nagent_traj webshop_2") == 1
-    assert main(["data", "show", path, "--id", "x"]) == 0
-    assert f"no conversation 'x' in {path}" in capsys.readouterr().err
+    assert main(["data", "show", path, "--id", "x"]) == 2
+    assert f"--id: expected the id of a conversation in {path!r}, got 'x'" in capsys.readouterr().err
     pairs = [{"prompt": "p", "chosen": "a", "rejected": "b", "outcome": [1, 0.25]}]
     name = write(tmp_path / "p.jsonl", pairs)
     assert main(["data", "show", name]) == 0
@@ -209,8 +214,9 @@ def test_show_marks_what_is_trained_on_and_finds_an_id(tmp_path, capsys):
     assert capsys.readouterr().out == expected
     assert main(["data", "show", name, "--id", "x"]) == 2
     (tmp_path / "none.jsonl").write_text('{"prompt": "p", "chosen": "a", "rejected": "a"}\n')
-    assert main(["data", "show", str(tmp_path / "none.jsonl")]) == 0
-    assert "no conversation in" in capsys.readouterr().err
+    assert main(["data", "show", str(tmp_path / "none.jsonl")]) == 2
+    shown = capsys.readouterr().err
+    assert "skipped 1: chosen equals rejected\n" in shown and "a preference pair in" in shown
 
 
 WORDS = ["look", "click[buy", "now]", "mug", "7", "Think:", "Act:", "the", ",", "User", "Assistant", "System", ":"]

@@ -177,7 +177,8 @@ SHARE = {"conversations": [{"from": "human", "value": "q"}], "chosen": {"from": 
     "record, reason",
     [
         ({"chosen": BEGIN, "rejected": f"{BEGIN} bad"}, "empty turn"),
-        ({"chosen": f"{BEGIN} good", "rejected": f"{BEGIN} good"}, "wrong role order"),  # nothing follows the prompt
+        ({"chosen": f"{BEGIN} good", "rejected": f"{BEGIN} good"}, "chosen equals rejected"),
+        ({"chosen": f"{BEGIN} a\n\nHuman: b\n\nAssistant: c", "rejected": f"{BEGIN} a"}, "a side without a reply"),
         ({"chosen": f"{BEGIN} a\n\nHuman: b", "rejected": f"{BEGIN} b"}, "wrong role order"),
         ({"question": None, "chosen": "good", "rejected": "bad"}, "content is not text"),
         ({"question": "", "chosen": "good", "rejected": "bad"}, "empty turn"),

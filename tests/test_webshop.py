@@ -38,10 +38,13 @@ def test_splits_by_goal_number(shop):
     assert [len(wide.tasks(s)) for s in ("test", "dev", "train")] == [500, 1000, 3000]
     with pytest.raises(ValueError, match="split"):
         shop.tasks("valid")
-    for options in ({"mode": "pdf"}, {"num_goals": 10}, {"max_steps": 0}, {"per_page": 0}, {"backend": "java"},
-                    {"train_from": 501}, {"nouns": "guess"}, {"data": "/no/such/folder"},
-                    {"num_goals": 2000, "data": "x"}):  # fmt: skip
-        with pytest.raises(ValueError, match=next(iter(options))):
+    for options in ({"mode": "pdf"}, {"num_goals": 10}, {"num_goals": 10**9}, {"max_steps": 0}, {"per_page": 0},
+                    {"per_page": True}, {"per_page": 2.0}, {"num_products": "9"}, {"backend": "java"}, {"seed": "../x"},
+                    {"train_from": 501}, {"train_from": 500.0}, {"nouns": "guess"}, {"human_goals": "no"},
+                    {"data": "/no/such/folder"}, {"data": 3}, {"num_goals": 2000, "data": "x"}):  # fmt: skip
+        option = next(iter(options))
+        block = "environment" if option in ("max_steps", "backend") else "environment.options"
+        with pytest.raises(ValueError, match=rf"^{block}\.{option}: expected .*, got "):
             envs.make("webshop", **options).tasks("test")
 
 

@@ -49,10 +49,12 @@ def build(
 ) -> None:
     """Mixes datasets by weight, drops malformed rows and near duplicates, splits by task, and says what was dropped.
     The datasets hold conversations, or all of them preference pairs."""
-    from manus_fast.agent.protocol import Protocol
+    from manus_fast.agent.protocol import STYLES, Protocol
     from manus_fast.data.build import BuildConfig
     from manus_fast.data.build import build as make
 
+    if style not in (*STYLES, "none"):
+        raise UserError(f"--style: expected one of {', '.join(STYLES)} or none, got {style!r}")
     config = BuildConfig(valid, max_turns, max_chars, similarity, seed, streaming, keep_repeated_ids, chosen)
     protocol = None if style == "none" else Protocol(style)
     report = make([_source(word) for word in sources], out, config, protocol)
@@ -91,10 +93,11 @@ def show(
         shown = _show_pairs(console, name, limit, dropped, streaming)
     else:
         shown = _show_conversations(console, name, limit, identifier, raw, model, dropped, streaming)
-    if not shown:
-        wanted = "conversation" if identifier is None else f"conversation {identifier!r}"
-        typer.echo(f"no {wanted} in {name}", err=True)
     _skipped(dropped)
+    if not shown and identifier is not None:
+        raise UserError(f"--id: expected the id of a conversation in {name!r}, got {identifier!r}")
+    if not shown:
+        raise UserError(f"data show: expected a conversation or a preference pair in {name!r}, got none")
 
 
 def _show_pairs(console: Console, name: str, limit: int, dropped: Counter[str], streaming: bool) -> int:

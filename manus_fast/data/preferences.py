@@ -134,13 +134,15 @@ def preference(record: Any) -> Preference:
         while common < min(map(len, sides)) and sides[0][common] == sides[1][common]:
             common += 1
         prompt, sides = sides[0][:common], [side[common:] for side in sides]
-        if any(side and side[0]["role"] == "user" for side in sides):
+        if all(sides) and any(side[0]["role"] == "user" for side in sides):
             raise MalformedRow("the sides differ before a reply")
+    if sides[0] == sides[1] and tokens is None:
+        raise MalformedRow("chosen equals rejected")
+    if not all(sides):
+        raise MalformedRow("a side without a reply")
     _check_order(prompt, "start", "user")
     for side in sides:
         _check_order(side, "user", "assistant")
-    if sides[0] == sides[1] and tokens is None:
-        raise MalformedRow("chosen equals rejected")
     level = record.get("level") or ("step" if max(map(len, sides)) == 1 else "trajectory")
     if level not in LEVELS:
         raise MalformedRow("unknown level")

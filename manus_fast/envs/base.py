@@ -195,3 +195,10 @@ def make(name: str, **options: Any) -> Environment:
         if unknown is None or unknown[1] not in options:
             raise
         raise ValueError(f"environment.options: expected options of {name}, got {unknown[1]!r}") from error
+    except ValueError as error:
+        option, colon, rest = str(error).partition(": ")
+        if not colon or option not in options:
+            raise
+        # Said by the key that the config has it under.
+        block = "environment" if option in ("max_steps", "backend") else "environment.options"
+        raise ValueError(f"{block}.{option}: {rest}") from error

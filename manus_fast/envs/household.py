@@ -177,10 +177,10 @@ def _pair(name: str, value: Any) -> tuple[int, int]:
     """A count or a [low, high] range; None means the level's own."""
     if value is None:
         return (0, 0)
-    low, high = (value, value) if isinstance(value, int) else tuple(value)
-    if not (isinstance(low, int) and isinstance(high, int) and 1 <= low <= high <= 255):
+    pair = tuple(value) if isinstance(value, list | tuple) else (value, value)
+    if len(pair) != 2 or not all(type(bound) is int for bound in pair) or not 1 <= pair[0] <= pair[1] <= 255:
         raise ValueError(f"{name}: expected a count or [low, high] within 1 … 255, got {value!r}")
-    return low, high
+    return pair
 
 
 def _count(name: str, value: Any, least: int) -> int:
@@ -245,6 +245,8 @@ class Household:
             raise ValueError(f"max_steps: expected at most 65535, got {max_steps}")
         if level not in (1, 2, 3) or isinstance(level, bool):
             raise ValueError(f"level: expected 1, 2 or 3, got {level!r}")
+        if task_types is not None and not isinstance(task_types, list | tuple):
+            raise ValueError(f"task_types: expected a list, got {task_types!r}")
         types = TASK_TYPES if task_types is None else tuple(task_types)
         for name in types:
             if name not in TASK_TYPES:

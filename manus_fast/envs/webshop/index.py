@@ -13,6 +13,7 @@ without English function words; a plural s is taken off.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -47,12 +48,12 @@ class Index:
     def search(self, text: str, top: int) -> list[int]:
         """Numbers of the best `top` documents that hold a word of `text`, best first; ties by number."""
         total = np.zeros(self.count, np.float32)
-        wanted = [word.encode()[:WIDTH] for word in words(text)]
-        for word in sorted(set(wanted)):  # in a fixed order, since float addition has one
+        wanted = Counter(word.encode()[:WIDTH] for word in words(text))
+        for word in sorted(wanted):  # in a fixed order, since float addition has one
             place = int(np.searchsorted(self.words, word))
             if place < len(self.words) and self.words[place] == word:
                 part = slice(int(self.starts[place]), int(self.starts[place + 1]))
-                times = wanted.count(word)
+                times = wanted[word]
                 scores = self.scores[part]
                 total[self.documents[part]] += scores if times == 1 else scores * np.float32(times)
         least = np.float32(0)

@@ -10,6 +10,7 @@ import numpy as np
 
 from manus_fast.envs.base import InlineEnvs, Task
 from manus_fast.envs.webshop import store as stores
+from manus_fast.envs.webshop.files import MOST_GOALS
 from manus_fast.envs.webshop.nouns import tagger
 from manus_fast.envs.webshop.pages import MODES, PER_PAGE, Pages, State
 from manus_fast.envs.webshop.reward import Goal, reward
@@ -165,21 +166,27 @@ class WebShop:
             raise ValueError(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
         if backend not in ("native", "auto"):
             raise ValueError(f"backend: expected native or auto, got {backend!r}")
-        if train_from not in (TEST, DEV):
+        if type(train_from) is not int or train_from not in (TEST, DEV):
             raise ValueError(f"train_from: expected {DEV} or {TEST}, got {train_from!r}")
+        if type(seed) is not int:
+            raise ValueError(f"seed: expected an integer, got {seed!r}")
+        if type(human_goals) is not bool:
+            raise ValueError(f"human_goals: expected true or false, got {human_goals!r}")
+        if data is not None and not isinstance(data, str):
+            raise ValueError(f"data: expected a folder or null, got {data!r}")
         for name, value, least in (("max_steps", max_steps, 1), ("per_page", per_page, 1),
                                    ("num_products", num_products, 1), ("num_goals", num_goals, DEV + 1)):  # fmt: skip
-            if (value is not None or name in ("max_steps", "per_page")) and (
-                not isinstance(value, int) or value < least
-            ):
-                raise ValueError(f"{name}: expected an integer >= {least}, got {value!r}")
+            if value is None and name in ("num_products", "num_goals"):
+                continue
+            if type(value) is not int or not least <= value <= MOST_GOALS:  # true and false are no numbers here
+                raise ValueError(f"{name}: expected an integer from {least} to {MOST_GOALS:,}, got {value!r}")
         if data is not None and num_goals is not None:
             raise ValueError(f"num_goals: expected none beside data, whose files hold the goals, got {num_goals!r}")
         tagged, self._nouns = tagger(nouns)
         if data is None:
             self._open = partial(stores.generated, num_products or 5040, num_goals or 3500, seed)
         else:
-            self._open = partial(stores.from_files, str(data), num_products, human_goals)
+            self._open = partial(stores.from_files, data, num_products, human_goals)
         self.max_steps, self._mode, self._per_page, self._first = max_steps, mode, per_page, train_from
         self.settings = {
             "nouns": tagged, "mode": mode, "per_page": per_page, "max_steps": max_steps, "train_from": train_from,
@@ -195,7 +202,9 @@ class WebShop:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
         shop = self._open()
         if shop.goals <= DEV:
-            raise ValueError(f"data: expected more than {DEV} goals, which test and dev take, got {shop.goals}")
+            raise ValueError(
+                f"environment.options.data: expected more than {DEV} goals, which test and dev take, got {shop.goals}"
+            )
         numbers = {"test": range(TEST), "dev": range(TEST, DEV), "train": range(self._first, shop.goals)}[split]
         return [Task(f"webshop/{shop.name}/{n}", "buy", split, {"goal": n}) for n in numbers]
 

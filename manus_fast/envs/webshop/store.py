@@ -102,7 +102,7 @@ def document(item: Product) -> str:
 
 
 def write(folder: Path, name: str, products: Sequence[Product], goals: Sequence[Goal]) -> None:
-    """Writes a store into an empty folder."""
+    """Writes a store into an empty folder; there must be products and goals."""
     rows = {item.asin: row for row, item in enumerate(products)}
     Records.write(folder, "products", (list(vars(item).values()) for item in products))
     Records.write(folder, "goals", ([*vars(goal).values(), rows[goal.asin]] for goal in goals))
@@ -143,11 +143,15 @@ def _open(name: str, make: Callable[[], tuple[list[Product], list[Goal]]], diges
             root.mkdir(parents=True, exist_ok=True)
             with _locked(root / f".{folder.name}.lock"):
                 if not folder.is_dir():
+                    products, goals = make()
                     partial = root / f".{folder.name}.partial"
                     shutil.rmtree(partial, ignore_errors=True)  # of somebody who was killed: the lock is ours
-                    partial.mkdir()
-                    write(partial, name, *make())
-                    partial.rename(folder)
+                    try:
+                        partial.mkdir()
+                        write(partial, name, products, goals)
+                        partial.rename(folder)
+                    finally:
+                        shutil.rmtree(partial, ignore_errors=True)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
             raise ValueError(
                 f"MANUS_FAST_CACHE: expected a folder that can be written for the web shop's store, got {str(root)!r}"
