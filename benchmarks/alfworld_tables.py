@@ -109,21 +109,62 @@ def rates(records: Sequence[Record]) -> list[str]:
     def row(name: str, cell: Any) -> None:
         lines.append(f"| {name} | " + " | ".join(cell(part) for _, part in columns) + " |")
 
+    def rate(name: str, key: str, form: str = ",.0f", scale: float = 1.0) -> None:
+        row(name, lambda part: format(scale * part[key], form) if key in part else "")
+
     for phase in PHASES:
-        row(phase.replace("_", "-"), lambda part, phase=phase: f"{100 * part['shares'][phase]:.1f}")
+        row(
+            phase.replace("_", "-"),
+            lambda part, phase=phase: f"{100 * part['shares'][phase]:.1f}" if phase in part["shares"] else "",
+        )
     row("**idle**", lambda part: f"**{100 * part['idle_share']:.1f}**")
-    row("trajectories an hour", lambda part: f"{part['trajectories_per_hour']:,.0f}")
-    row("sampled tokens/s, inside the engine", lambda part: f"{part['sampled_tokens_per_s']:,.0f}")
-    row("sampled tokens/s, of the rollout", lambda part: f"{part['rollout_tokens_per_s']:,.0f}")
-    row("tokens/s of the update", lambda part: f"{part['update_tokens_per_s']:,.0f}")
-    row("hand-over, ms", lambda part: f"{part['hand_over_ms']:.1f}")
-    row("largest memory of tensors, GiB", lambda part: f"{part['peak_mib'] / 1024:.1f}" if "peak_mib" in part else "")
+    rate("trajectories an hour", "trajectories_per_hour")
+    rate("sampled tokens/s, inside the engine", "sampled_tokens_per_s")
+    rate("sampled tokens/s, of the rollout", "rollout_tokens_per_s")
+    rate("tokens/s of the update", "update_tokens_per_s")
+    rate("hand-over, ms", "hand_over_ms", ".1f")
+    rate("largest memory of tensors, GiB", "peak_mib", ".1f", 1 / 1024)
     reached = str(REACHED)
     row(
         f"seconds to {100 * REACHED:.0f} %",
         lambda part: "–" if part["seconds_to"][reached] is None else f"{part['seconds_to'][reached]:.0f}",
     )
     return [*lines, ""]
+
+
+def engines(record: Record) -> list[str]:
+    """What a step of ALFWorld's own engine takes, beside ours."""
+    ms, delays = record["ms"], record["ms"]["stock"]
+    rows = [("TextWorld", delays), ("TextWorld, memoised by us", ms["memoised"]), ("native", ms["native"])]
+    return [
+        "TextWorld does not install on the machine of the runs above. Its milliseconds on a CPU, a world on one core",
+        f"({record['engine']}; `python -m benchmarks.bench_alfworld`); with TextWorld's delays, native answers are",
+        f"handed over as late as workers do that take {delays['step']:.0f} ms a step and {delays['reset']:.0f} ms a reset,",
+        "one a core:",
+        "",
+        "| | reading a game | reset | step |",
+        "|---|---|---|---|",
+        *(f"| {name} | {row['load']:.2f} | {row['reset']:.3g} | {row['step']:.3g} |" for name, row in rows),
+        "",
+    ]
+
+
+def replayed(rows: Sequence[Record]) -> list[str]:
+    """Policies of the native worlds, judged by ALFWorld's own engine."""
+    return [
+        "What trained policies played in native worlds, played again in ALFWorld's own engine",
+        f"({rows[0]['engine']}; `python -m benchmarks.replay_alfworld`). A greedy policy that is answered alike plays",
+        "alike, so the last column is its success there, in per cent:",
+        "",
+        "| policy | games | commands | different answers | different outcomes | native | TextWorld |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {row['policy']} | {row['games']} | {row['steps']:,} | {row['different_answers']} "
+            f"| {row['different_outcomes']} | {100 * row['success_native']:.1f} | {100 * row['success']:.1f} |"
+            for row in rows
+        ),
+        "",
+    ]
 
 
 def _runs(record: Record) -> list[tuple[str, Any]]:

@@ -22,12 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.bench_alfworld_training import memory, panel_figures
+from benchmarks.alfworld_tables import REACHED
+from benchmarks.bench_alfworld_training import memory, panel_figures, reached
 from benchmarks.rollout_setting import Lockstep
 from manus_fast.agent.trajectory import Row, build_rows
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.envs.base import Environment, Task
 from manus_fast.evaluate import evaluate, make_panel
+from manus_fast.learn.schedules import schedule
 from manus_fast.player import Player, make_environment
 from manus_fast.rewards.episode import EpisodeRewards
 from manus_fast.rollout.engine import Completion, Request
@@ -102,7 +104,7 @@ def trl_fields(rows: Sequence[Row], rewards: Sequence[float]) -> dict[str, list[
         first, end = sampled[0], sampled[-1] + 1
         fields["prompt_ids"].append(row.token_ids[:first].tolist())
         fields["completion_ids"].append(row.token_ids[first:end].tolist())
-        fields["logprobs"].append([[float(x)] for x in row.log_prob[first:end]])
+        fields["logprobs"].append(row.log_prob[first:end].tolist())
         fields["env_mask"].append(row.loss_mask[first:end].astype(int).tolist())
     return fields | {"episode_reward": list(rewards)}
 
@@ -139,8 +141,7 @@ class Peer:
             return [(list(i), [x[0] for x in p]) for i, p in zip(ids, log_probs, strict=True)]
 
         model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
-        ends = {tokenizer.eos_token_id}
-        batch = BatchEngine(generate, sorted(ends), self.config.rollout.max_length)
+        batch = BatchEngine(generate, [tokenizer.eos_token_id], self.config.rollout.max_length)
         self.player = Player(self.config, model, tokenizer, self.environment, engine=batch)
         self.player.rollout_kind = Lockstep
         whole = engine.sync_weights
@@ -200,6 +201,7 @@ class Peer:
             "sampled_tokens_per_s": self.sampled / self.totals["generation"],
             "rollout_tokens_per_s": self.sampled / self.totals["collection"],
             "hand_over_ms": 1e3 * self.totals["hand_over"] / (len(self.began) - 1),
+            "seconds_to": {str(REACHED): reached(self.curve, REACHED)},
             "curve": self.curve,
             **memory(),
         }
@@ -213,9 +215,7 @@ def arguments_of(config: Config, out: Path, rows: int) -> Any:
     cuda = torch.cuda.is_available()
     return GRPOConfig(
         output_dir=str(out),
-        learning_rate=config.training.learning_rate.start
-        if not isinstance(training.learning_rate, float)
-        else training.learning_rate,
+        learning_rate=schedule(training.learning_rate, "training.learning_rate").start,
         lr_scheduler_type="constant",
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=ppo.batch_size // rows,

@@ -53,8 +53,13 @@ def page() -> str:
     if trained := _records("alfworld_training*.json"):
         parts += ["## A language model learns ALFWorld", ""]
         parts += [*alfworld_tables.types(trained), *alfworld_tables.rates(trained), *alfworld_tables.curves(trained)]
+    for rows in _records("alfworld_replay.json"):
+        parts += alfworld_tables.replayed(rows)
     if compared := _records("alfworld_compare*.json"):
-        parts += ["## Side by side: the same windows of time from one SFT policy", "", *alfworld_tables.rates(compared)]
+        parts += ["## Side by side: the same windows of time from one SFT policy", ""]
+        parts += alfworld_tables.rates([*compared, *_records("alfworld_trl.json")])
+        for record in _records("alfworld.json"):
+            parts += alfworld_tables.engines(record)
     return "\n".join(parts).rstrip() + "\n"
 
 

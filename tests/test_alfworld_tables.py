@@ -76,3 +76,22 @@ def test_a_curve_is_the_means_of_stretches_of_equal_length():
     assert rows[0] == "| 20 | 2,000 | 1,000 | 15.0 | 18.5 | 90.0 | 0.50 |  |"
     assert rows[2] == "| 60 | 6,000 | 3,000 | 55.0 | 14.5 | 90.0 | 0.50 | 65.0 |"
     assert len(rows) == 12  # four a run
+
+
+def test_a_peer_that_tells_less_leaves_cells_empty():
+    peer = record()
+    part = peer["parts"]["gigpo-lockstep"]
+    part["shares"] = {"generation": 0.5, "update": 0.5}
+    del part["update_tokens_per_s"], part["peak_mib"]
+    lines = alfworld_tables.rates([peer])
+    assert "| log-prob | 12.5 |  | 12.5 |" in lines and "| tokens/s of the update | 70,000 |  | 70,000 |" in lines
+    assert "| largest memory of tensors, GiB | 2.0 |  | 2.0 |" in lines
+
+
+def test_engines_and_episodes_played_again():
+    ms = {"load": 1297.2, "reset": 575.76, "step": 52.08}
+    lines = alfworld_tables.engines({"engine": "textworld 1", "ms": {"stock": ms, "memoised": ms, "native": ms}})
+    assert "| TextWorld | 1297.20 | 576 | 52.1 |" in lines and "52 ms a step and 576 ms a reset," in lines[2]
+    row = {"policy": "gigpo-ours", "engine": "textworld 1", "games": 140, "steps": 2500, "different_answers": 0,
+           "different_outcomes": 0, "success": 0.85, "success_native": 0.85}  # fmt: skip
+    assert "| gigpo-ours | 140 | 2,500 | 0 | 0 | 85.0 | 85.0 |" in alfworld_tables.replayed([row])
