@@ -139,8 +139,8 @@ def engines(record: Record) -> list[str]:
     return [
         "TextWorld does not install on the machine of the runs above. Its milliseconds on a CPU, a world on one core",
         f"({record['engine']}; `python -m benchmarks.bench_alfworld`); with TextWorld's delays, native answers are",
-        f"handed over as late as workers do that take {delays['step']:.0f} ms a step and {delays['reset']:.0f} ms a reset,",
-        "one a core:",
+        f"handed over as late as by workers that take {delays['step']:.0f} ms a step",
+        f"and {delays['reset']:.0f} ms a reset, one a core:",
         "",
         "| | reading a game | reset | step |",
         "|---|---|---|---|",

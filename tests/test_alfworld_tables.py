@@ -91,7 +91,7 @@ def test_a_peer_that_tells_less_leaves_cells_empty():
 def test_engines_and_episodes_played_again():
     ms = {"load": 1297.2, "reset": 575.76, "step": 52.08}
     lines = alfworld_tables.engines({"engine": "textworld 1", "ms": {"stock": ms, "memoised": ms, "native": ms}})
-    assert "| TextWorld | 1297.20 | 576 | 52.1 |" in lines and "52 ms a step and 576 ms a reset," in lines[2]
+    assert "| TextWorld | 1297.20 | 576 | 52.1 |" in lines and lines[2].endswith("52 ms a step")
     row = {"policy": "gigpo-ours", "engine": "textworld 1", "games": 140, "steps": 2500, "different_answers": 0,
            "different_outcomes": 0, "success": 0.85, "success_native": 0.85}  # fmt: skip
     assert "| gigpo-ours | 140 | 2,500 | 0 | 0 | 85.0 | 85.0 |" in alfworld_tables.replayed([row])
