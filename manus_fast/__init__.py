@@ -16,6 +16,7 @@ _EXPORTS = {
     "FineTune": "manus_fast.finetune",
     "Panel": "manus_fast.evaluate",
     "Player": "manus_fast.player",
+    "PreferenceRounds": "manus_fast.preference_rounds",
     "PreferenceTune": "manus_fast.preference",
     "TeacherPlayer": "manus_fast.teacher",
     "Report": "manus_fast.evaluate",

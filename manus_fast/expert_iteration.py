@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,22 +21,16 @@ from typing import Any
 import torch
 
 from manus_fast.agent.trajectory import Trajectory
-from manus_fast.checkpoint import latest, load, save
-from manus_fast.config import save_config, to_dict
 from manus_fast.envs.base import Environment
-from manus_fast.evaluate import Report, evaluate, make_panel
-from manus_fast.finetune import FineTune, training_tasks
+from manus_fast.finetune import FineTune
 from manus_fast.learn.expert_iteration import imitation_rows, solved_episodes
 from manus_fast.learn.search_values import fit_values, load_values, save_values
-from manus_fast.modeling.lora import has_adapters, merge
-from manus_fast.player import Player
 from manus_fast.process import prepare_process
-from manus_fast.ranks import connect
 from manus_fast.rollout.seeds import derive
+from manus_fast.rounds import RoundsRun
 from manus_fast.run_config import Config
 from manus_fast.search.config import SearchConfig
-from manus_fast.tracking import Tracking, prepare_folder
-from manus_fast.versions import write_versions
+from manus_fast.tracking import prepare_folder
 
 # Keeps the tasks and seeds of search apart from those of demonstrations.
 _SEARCH = 1 << 41
@@ -78,113 +71,31 @@ class Round:
         }
 
 
-class ExpertIteration:
+class ExpertIteration(RoundsRun[Round]):
     """One run, in one process.
 
     Args:
-        config: its model, agent, environment, search, expert_iteration, sft, evaluation and training blocks are used.
-        model, tokenizer: where they are loaded already; None opens `config.model.path`. Trained in place.
-        environment: where it exists already; None makes the one that the config names.
+        config: besides what `RoundsRun` uses, its search, expert_iteration and sft blocks.
+        model, tokenizer, environment: as `RoundsRun` takes them.
 
     Raises:
         ValueError: whatever in the config cannot be served, before anything is searched.
     """
 
+    block, record, salt = "expert_iteration", Round, _SEARCH
+
     def __init__(
         self, config: Config, model: Any = None, tokenizer: Any = None, environment: Environment | None = None
     ):
-        prepare_process()
-        self.config, self.settings = config, config.expert_iteration
         _check(config)
-        ranks = connect().size
-        if ranks > 1:
-            raise ValueError(f"expert_iteration: expected one process, got {ranks} ranks")
-        self.folder = prepare_folder(config.training.output_dir)
+        self.settings = config.expert_iteration
         if model is None:
+            prepare_process()
             model, tokenizer = config.model.open()
-        self.model, self.tokenizer = model, tokenizer
         self._first = {n: p.detach().clone() for n, p in model.named_parameters()} if self.settings.restart else {}
-        self.done: list[Round] = []
-        """The rounds so far."""
-        newest = latest(self.folder) if config.training.resume else None
-        if newest is not None:
-            checkpoint = load(newest)
-            self.done = [Round(**record) for record in checkpoint.scalars["rounds"]]
-            trained, _ = dataclasses.replace(config.model, path=str(checkpoint.model)).open()
-            model.load_state_dict(trained.state_dict())
+        super().__init__(config, self.settings.rounds, self.settings.tasks, model, tokenizer, environment)
         self.episodes = [_read(self._folder(done.number) / "trajectories.jsonl") for done in self.done]
         """Solved episodes of each round."""
-        self.player = Player(config, model, tokenizer, environment)
-        self.environment = self.player.environment
-        split = self.environment.tasks(config.environment.split)
-        wanted = self.settings.rounds * self.settings.tasks
-        if wanted > len(split):
-            raise ValueError(
-                f"expert_iteration.tasks: expected at most the {len(split)} tasks of {config.environment.split} over "
-                f"all {self.settings.rounds} rounds, got {self.settings.tasks} a round"
-            )
-        self.tasks = training_tasks(split, wanted, derive(_SEARCH, config.training.seed))
-        self.panel = make_panel(self.environment, config.evaluation.split, config.evaluation.tasks)
-        self.report: Report | None = None
-        """The evaluation panel as the policy plays it now; None before the first evaluation."""
-        self._resumed = newest is not None
-
-    def rounds(self) -> Iterator[Round]:
-        """Goes through the rounds that are left; the model after each of them is `self.model`, the last one is also
-        written to `output_dir`/model."""
-        tracking = Tracking(
-            self.folder,
-            resume_step=len(self.done) if self._resumed else None,
-            wandb_project="manus_fast" if self.config.training.use_wandb else None,
-            config=to_dict(self.config),
-        )
-        save_config(self.config, self.folder / "config.json")
-        write_versions(self.folder)
-        if not self.done:
-            self.report = self.evaluate()
-            self.report.save(self.folder / "eval_before.json")
-            tracking.log(0, {"eval/success": self.report.summary.success.rate})
-        while len(self.done) < self.settings.rounds:
-            done = self._round(len(self.done) + 1)
-            self.done.append(done)
-            tracking.log(done.number, done.metrics())
-            if self.config.training.save_strategy != "no":
-                self.save()
-            yield done
-        if self.report is None:
-            self.report = self.evaluate()
-        self.report.save(self.folder / "eval.json")
-        self.model.save_pretrained(self.folder / "model")
-        self.tokenizer.save_pretrained(self.folder / "model")
-        tracking.close()
-
-    def run(self) -> Report:
-        """All rounds; returns the last evaluation."""
-        for _ in self.rounds():
-            pass
-        assert self.report is not None
-        return self.report
-
-    def evaluate(self) -> Report:
-        """Plays the evaluation panel with the policy as it is."""
-        temperature = self.config.evaluation.temperature
-        report = evaluate(self.panel, lambda tasks: self.player.play(tasks, temperature), str(self.folder))
-        report.settings = {"temperature": temperature, "round": len(self.done)}
-        return report
-
-    def save(self) -> None:
-        """Writes a checkpoint from which the run goes on with the next round."""
-        save(
-            self.folder,
-            len(self.done),
-            scalars={"rounds": [vars(done) for done in self.done]},
-            model=self.model,
-            tokenizer=self.tokenizer,
-            keep=self.config.training.keep_checkpoints,
-        )
-
-    def _folder(self, number: int) -> Path:
-        return self.folder / f"round{number}"
 
     def _round(self, number: int) -> Round:
         began = time.perf_counter()
@@ -200,22 +111,16 @@ class ExpertIteration:
             with torch.no_grad():
                 for name, parameter in self.model.named_parameters():
                     parameter.copy_(self._first[name])
-        training = dataclasses.replace(self.config.training, output_dir=str(folder), use_wandb=False)
-        sft = self.config.sft
+        sft, training = self.config.sft, self.config.training
         if len(rows) < sft.batch_size:  # how many there will be is not known beforehand
             sft = dataclasses.replace(sft, batch_size=len(rows))
-            training.gradient_accumulation_steps = 1
+            training = dataclasses.replace(training, gradient_accumulation_steps=1)
         # No expert plays here, so no demonstrations are asked of the split.
         data = dataclasses.replace(self.config.data, demonstrations=1)
-        lora = self.config.model.lora
-        if lora is not None:  # an adapter's folder names its base model, and that of a later round is in no file
-            lora = dataclasses.replace(lora, export="merged")
-        net = dataclasses.replace(self.config.model, lora=lora)
-        own = dataclasses.replace(self.config, model=net, training=training, data=data, sft=sft)
-        tune = FineTune(own, self.model, self.tokenizer, self.environment)
+        own = self._own(number, training=training, data=data, sft=sft)
+        tune = FineTune(own, self.model, self.tokenizer, self.environment, self.player.engine)
         tuned = tune.run(rows)
-        if has_adapters(self.model):
-            merge(self.model)  # the next round begins from what this one came to
+        self._merge()
         self.player, self.report = tune.player, tuned.report
         return Round(
             number=number,
@@ -237,7 +142,7 @@ class ExpertIteration:
             return json.loads(record.read_text())
         record.unlink(missing_ok=True)
         settings, score = self._values(number)
-        tasks = self.tasks[(number - 1) * self.settings.tasks : number * self.settings.tasks]
+        tasks = self.tasks_of(number)
         began = time.perf_counter()
         trees = self.player.search(tasks, derive(_SEARCH, self.config.training.seed, number), settings, score)
         seconds = round(time.perf_counter() - began, 1)

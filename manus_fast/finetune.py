@@ -32,6 +32,7 @@ from manus_fast.player import Player
 from manus_fast.process import prepare_process
 from manus_fast.progress import Progress
 from manus_fast.ranks import connect
+from manus_fast.rollout.engine import Engine
 from manus_fast.rollout.seeds import derive
 from manus_fast.run_config import Config
 from manus_fast.tracking import Tracking, prepare_folder
@@ -177,6 +178,7 @@ class PlayedRun(OfflineRun):
         config: its agent, environment and evaluation blocks are used too.
         model, tokenizer: where they are loaded already; None opens `config.model.path`.
         environment: where it exists already; None makes the one that the config names.
+        engine: what an earlier run of this process sampled with (see `Player`); None opens one.
     """
 
     def __init__(
@@ -186,6 +188,7 @@ class PlayedRun(OfflineRun):
         model: Any = None,
         tokenizer: Any = None,
         environment: Environment | None = None,
+        engine: Engine | None = None,
     ):
         prepare_process()
         prepare_folder(config.training.output_dir)
@@ -193,7 +196,7 @@ class PlayedRun(OfflineRun):
             model, tokenizer = config.model.open()
         ranks = connect()
         self.playing = playing_model(model, config.backend, config.model.dtype, ranks)
-        self.player = Player(config, self.playing, tokenizer, environment, ranks)
+        self.player = Player(config, self.playing, tokenizer, environment, ranks, engine)
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
         trained = config.model.adapted(model, config.training.seed)
         policy = Policy(trained, "none", config.model.gradient_checkpointing, config.model.compile)
@@ -228,9 +231,14 @@ class FineTune(PlayedRun):
     """One SFT run: the config's model, agent, environment, data, sft, evaluation and training blocks are used."""
 
     def __init__(
-        self, config: Config, model: Any = None, tokenizer: Any = None, environment: Environment | None = None
+        self,
+        config: Config,
+        model: Any = None,
+        tokenizer: Any = None,
+        environment: Environment | None = None,
+        engine: Engine | None = None,
     ):
-        super().__init__(config, config.sft, model, tokenizer, environment)
+        super().__init__(config, config.sft, model, tokenizer, environment, engine)
         # A named dataset takes the expert's place.
         split = self.player.environment.tasks(config.environment.split)
         count = config.data.demonstrations if config.data.name is None else 0

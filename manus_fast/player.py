@@ -21,6 +21,7 @@ from manus_fast.agent.trajectory import Trajectory
 from manus_fast.envs import make
 from manus_fast.envs.base import Environment, Task
 from manus_fast.modeling.load import end_ids
+from manus_fast.modeling.lora import has_adapters, merge
 from manus_fast.ranks import Ranks
 from manus_fast.rewards.shaping import make_shape
 from manus_fast.rollout.engine import Completion, Engine
@@ -169,6 +170,9 @@ class Player(Play):
             engine = make_engine(config.rollout, model, self.chat.end_ids, getattr(torch, config.model.dtype), rank)
         else:
             engine.wake()
+            theirs = getattr(engine, "model", None)
+            if theirs is not None and theirs is not model and has_adapters(theirs):
+                merge(theirs)  # what the earlier player trained and this one's weights have names of their own for
             engine.load(model.named_parameters(), 0)
         self.engine = engine
         self.search_stats = SearchStats()

@@ -26,6 +26,7 @@ from manus_fast.modeling.load import end_ids
 from manus_fast.player import Play
 from manus_fast.process import prepare_process
 from manus_fast.rewards.model import RewardModel
+from manus_fast.rollout.engine import Engine
 from manus_fast.run_config import Config
 from manus_fast.tracking import prepare_folder
 
@@ -40,9 +41,14 @@ class PreferenceTune(PlayedRun):
     """
 
     def __init__(
-        self, config: Config, model: Any = None, tokenizer: Any = None, environment: Environment | None = None
+        self,
+        config: Config,
+        model: Any = None,
+        tokenizer: Any = None,
+        environment: Environment | None = None,
+        engine: Engine | None = None,
     ):
-        super().__init__(config, config.dpo, model, tokenizer, environment)
+        super().__init__(config, config.dpo, model, tokenizer, environment, engine)
         self._objective: DPOObjective | None = None
 
     def run(self, preferences: Iterable[Preference] | None = None) -> FineTuned:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from manus_fast.commands import common, flags
+from manus_fast.commands import common, flags, show
 from manus_fast.commands.flags import ConfigFile, EnvName, ModelPath, Overrides, load_settings, trains
 from manus_fast.commands.train import tell
 from manus_fast.ranks import connect
@@ -23,10 +23,25 @@ _PAIRS = {"dataset_name": (flags.Pairs, "data.name")}
 
 @trains("dpo", "dpo_household", _PAIRS)
 def dpo(settings: Any) -> None:
-    """Trains a policy on preference pairs by DPO or a relative of it (dpo.loss)."""
-    from manus_fast.preference import PreferenceTune
+    """Trains a policy on preference pairs by DPO or a relative of it (dpo.loss): a file's, or those of its own play."""
+    if settings.dpo.rounds is None:
+        from manus_fast.preference import PreferenceTune
 
-    tell(PreferenceTune(settings).run().report, settings)
+        tell(PreferenceTune(settings).run().report, settings)
+        return
+    from manus_fast.evaluate import Report, compare
+    from manus_fast.preference_rounds import PreferenceRounds
+
+    run = PreferenceRounds(settings)
+    for done in run.rounds():
+        typer.echo(
+            f"round {done.number}: {done.pairs} pairs of {done.episodes} episodes, {done.dpo_steps} steps; success "
+            f"{100 * done.before:.1f} % to {100 * done.success:.1f} %{'' if done.kept else ', taken back'}, "
+            f"{done.seconds:.0f} s"
+        )
+    assert run.report is not None
+    show.comparison(compare(Report.load(run.folder / "eval_before.json"), run.report))
+    tell(run.report, settings)
 
 
 @trains("reward_model", "reward_model_household", _PAIRS)

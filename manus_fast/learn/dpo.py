@@ -60,9 +60,22 @@ class DPOConfig(OfflineConfig):
     rejected one's (Pang et al., "Iterative Reasoning Preference Optimization", 2024)."""
     max_length: int | None = None
     """Tokens that a row may have; pairs with a longer one are left out and counted. Null: any."""
+    rounds: int | None = None
+    """Let the policy play for its pairs, anew in each of so many rounds; null: one pass over the pairs of data.name."""
+    tasks: int = 400
+    """Training tasks that a round plays, none of them twice in a run."""
+    members: int = 4
+    """Episodes of each task."""
+    per_task: int = 2
+    """Most pairs of a task: a success and a failure each."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rounds is not None and self.rounds < 1:
+            raise ValueError(f"dpo.rounds: expected null or an integer >= 1, got {self.rounds}")
+        for name, least in (("tasks", 1), ("members", 2), ("per_task", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"dpo.{name}: expected an integer >= {least}, got {getattr(self, name)}")
         if self.loss not in LOSSES:
             raise ValueError(f"dpo.loss: expected one of {', '.join(LOSSES)}, got {self.loss!r}")
         if self.compare not in COMPARES:
