@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import alfworld_tables, household_tables
+from benchmarks import alfworld_tables, household_tables, preferences_tables
 from benchmarks.data_tables import training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +33,8 @@ def section() -> str:
         ("demo", _demo),
         ("update", _update),
         ("webshop_training", _webshop),
-        ("preferences", _preferences),
+        ("preferences", preferences_tables.section),
+        ("preferences_rounds", preferences_tables.section),
         ("search_panel", _search),
         ("alfworld_diff", _alfworld),
     ):
@@ -75,42 +76,6 @@ def _webshop(record: dict[str, Any]) -> list[str]:
         *training(record),
         "",
     ]
-
-
-def _preferences(record: dict[str, Any]) -> list[str]:
-    """What DPO and a reward model's choice of n add to imitation."""
-    rows, arguments = record["rows"], record["arguments"]
-
-    def against(row: dict[str, Any], part: str) -> str:
-        found = row["against_start"][part]
-        low, high = 100 * found["low"], 100 * found["high"]
-        return f"{100 * row['success'][part]:.1f}, {100 * found['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
-
-    parts = ("dpo", "best_of_n", "shortest", "oracle")
-    n = arguments["n"]
-    return [
-        f"DPO and a reward model learn from pairs of the demo's policy's own episodes (`{record['command']}` at commit "
-        f"{record['commit']}).",
-        f"Per cent of {arguments['panel']} tasks of valid_unseen solved, and the difference to imitation played",
-        f"greedily (paired 95 % interval); of {n} sampled episodes one is chosen by the reward model, by its length,",
-        "or by whether it succeeded. DPO's settings were chosen on seed 0 and this panel: its row is no clean",
-        "evidence, seeds 1 and 2 are.",
-        "",
-        f"| seed | imitation | one sample | DPO | reward model's of {n} | shortest of {n} | best of {n} |",
-        "|---|---|---|---|---|---|---|",
-        *(
-            f"| {row['seed']} | {100 * row['success']['start']:.1f} | {100 * row['success']['one_sample']:.1f} | "
-            + " | ".join(against(row, part) for part in parts)
-            + " |"
-            for row in rows
-        ),
-        "| mean | | | " + " | ".join(f"{_mean_difference(rows, part):+.1f}" for part in parts) + " |",
-        "",
-    ]
-
-
-def _mean_difference(rows: Sequence[dict[str, Any]], part: str) -> float:
-    return 100 * sum(row["against_start"][part]["difference"] for row in rows) / len(rows)
 
 
 def _search(record: dict[str, Any]) -> list[str]:

@@ -5,7 +5,8 @@ import json
 import pytest
 from learning import tiny_model  # noqa: F401  (one thread)
 
-from benchmarks.bench_preferences import main, merge
+from benchmarks.bench_preferences import PARTS, main, merge
+from benchmarks.preferences_tables import section
 from manus_fast.modeling.tiny import make_policy
 
 FOUND = {"difference": 0.05, "low": 0.01, "high": 0.085}
@@ -33,13 +34,15 @@ def write(root, *seeds):
 def test_parts_and_seeds_are_gathered_in_a_table(tmp_path, capsys):
     write(tmp_path, records(0), records(1))
     merge(tmp_path, "run", str(tmp_path / "all.json"))
-    cell, told = "40.0 (+5.0, +1.0 to +8.5)", capsys.readouterr().out.splitlines()
-    assert told[1] == f"| 1 | 35.0 | {' | '.join([cell] * 4)} | 30.0 | 900 | 700 |"
-    assert told[2] == "dpo +5.0 points, best_of_n +5.0 points over 2 seeds"
+    cell, told = "40.0, +5.0 (+1.0 to +8.5)", capsys.readouterr().out.splitlines()
+    assert told[0] == "| seed | imitation | DPO | reward model's of 4 | shortest of 4 | best of 4 |"
+    assert told[3] == f"| 1 | 35.0 | {' | '.join([cell] * 4)} |"
+    assert told[4] == "| mean | | +5.0 | +5.0 | +5.0 | +5.0 |"
     whole = json.loads((tmp_path / "all.json").read_text())
     assert whole["command"] == "python -m benchmarks.bench_preferences --seeds 0 1 --tasks 500 --n 4 dpo.beta=0.3"
     assert [row["seed"] for row in whole["rows"]] == [0, 1] and "row" not in whole
     assert whole["rows"][0]["success"]["dpo"] == 0.4 and whole["rows"][0]["against_start"]["oracle"] == FOUND
+    assert "seed 0" in whole["note"] and whole["rows"][0]["seconds"] == {part: {"start": 1.0} for part in PARTS}
 
 
 def test_seeds_that_were_run_differently_are_refused(tmp_path):
@@ -49,7 +52,7 @@ def test_seeds_that_were_run_differently_are_refused(tmp_path):
     with pytest.raises(SystemExit, match=r"expected seeds of one commit"):
         merge(tmp_path, "run", None)
     write(tmp_path, records(1, start=0.36))
-    with pytest.raises(SystemExit, match=r"expected both parts of seed 1 to begin alike"):
+    with pytest.raises(SystemExit, match=r"expected all parts of seed 1 to begin alike"):
         merge(tmp_path, "run", None)
 
 
@@ -78,3 +81,16 @@ def test_both_parts_run_and_leave_their_records(tmp_path, monkeypatch):
     assert found[0]["success"].keys() == {"start", "dpo"} and found[0]["dpo"]["steps"] >= 2
     assert {"start", "best_of_n", "shortest", "oracle", "mean"} <= found[1]["success"].keys()
     merge(tmp_path, "run", None)
+    with pytest.raises(SystemExit, match=r"expected folders seed<n> with own_dpo.json in"):
+        merge(tmp_path, "own", None, ["dpo"])
+    own = ["--rounds", "2", "--parts", "dpo", "--name", "own"]
+    main(["--seeds", "5", "--out", str(tmp_path), "--tasks", "4", "--panel", "4", *own, *small])
+    merge(tmp_path, "own", str(tmp_path / "own.json"), ["dpo"], "Chosen beforehand.")
+    whole = json.loads((tmp_path / "own.json").read_text())
+    assert whole["note"] == "Chosen beforehand." and "--rounds 2" in whole["command"]
+    (row,) = whole["rows"]
+    assert "in 2 rounds" in section(whole)[0] and section(whole)[2].endswith("interval).")
+    assert row["success"].keys() == {"start", "round1", "round2", "dpo"} and len(row["rounds"]) == 2
+    assert (
+        row["success"]["dpo"] == row["success"]["round2"] and row["rounds"][1]["before"] == row["rounds"][0]["success"]
+    )

@@ -311,6 +311,22 @@ def test_an_sft_run_goes_on_exactly_and_can_leave_an_adapter(folder, tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("more", [(), ("model.lora=null",)], ids=["adapters again", "weights"])
+def test_an_engine_of_a_run_with_adapters_plays_for_the_next(folder, tmp_path, more):
+    """It samples from the first run's model, whose adapters have to go before another's weights come."""
+    short = (*PPO, "training.total_steps=8", "training.save_strategy=no")
+    earlier = Trainer(config_of(folder, tmp_path / "earlier", *short))
+    earlier.run()
+    Trainer(config_of(folder, tmp_path / "own", *short, *more)).run()
+    again = Trainer(config_of(folder, tmp_path / "shared", *short, *more), engine=earlier.player.engine)
+    again.run()
+    assert again.player.engine is earlier.player.engine
+    own, shared = ((tmp_path / name / "trajectories.jsonl").read_text() for name in ("own", "shared"))
+    assert own == shared
+    sft = FineTune(config_of(folder, tmp_path / "sft", *SFT, "sft.epochs=1", *more), engine=again.player.engine)
+    assert sft.run().report.summary.success.n == 1 and sft.player.engine is earlier.player.engine
+
+
 def test_dpo_trains_adapters_from_the_command_line(folder, tmp_path):
     user, replies = "Your task is to : look", ("Think: find it\nAct: look", "Think: find it\nAct: find it")
     lines = [
