@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,71 @@ from manus_fast.commands.flags import ConfigFile, Overrides
 from manus_fast.errors import UserError
 
 if TYPE_CHECKING:
-    from manus_fast.agent.protocol import Protocol
+    from manus_fast.commands.recording import Record
     from manus_fast.data.react import Step
     from manus_fast.envs.base import Environment, Task
 
 _HELP = "Type a command or its number; undo takes the last one back, rules shows the rules, quit ends."
+
+
+_SHOWN = 60
+"""Characters of what was typed that an answer repeats."""
+
+
+def play(
+    env: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment, such as household.")],
+    overrides: Overrides = None,
+    config: ConfigFile = None,
+    split: Annotated[str | None, typer.Option("--split", help="Default: environment.split of the config.")] = None,
+    task: Annotated[int, typer.Option("--task", help="Number of the task in its split.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, max=2**63 - 1, help="Of the world.")] = 0,
+    record: Annotated[
+        str | None,
+        typer.Option("--record", help="JSONL file that a solved game is added to; one that was left is gone on with."),
+    ] = None,
+    thoughts: Annotated[bool, typer.Option("--thoughts", help="Ask for a thought with each command.")] = False,
+) -> None:
+    """Lets you play an environment: observations, admissible commands and rewards as an agent has them."""
+    from manus_fast.agent.protocol import Protocol
+    from manus_fast.commands.recording import Record
+    from manus_fast.player import make_environment
+    from manus_fast.run_config import Config
+
+    file = common.find_config(config, "") if config else None
+    settings = Config.load(file, common.overrides({"environment.name": env}, overrides or ()))
+    environment = make_environment(settings)
+    tasks = environment.tasks(split or settings.environment.split)
+    if not 0 <= task < len(tasks):
+        raise UserError(f"--task: expected 0 to {len(tasks) - 1}, got {task}")
+    kept = None if record is None else Record(Path(record), tasks[task], seed)
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")  # what is no UTF-8 is no command, and no reason to end
+    with contextlib.closing(_Game(environment, tasks[task], seed)) as game:
+        try:
+            _go_on(game, kept)
+            _ask_commands(game, kept, thoughts)
+        except KeyboardInterrupt:
+            typer.echo()
+            _say_kept(game, kept)
+            raise
+    if kept is None:
+        return
+    if not game.over:
+        _say_kept(game, kept)
+        return
+    if not game.success:
+        kept.keep([], "")
+        typer.echo("not recorded: the task was not solved")
+        return
+    protocol = Protocol(settings.agent.style, settings.agent.show_admissible)
+    own = settings.agent.instructions
+    system = protocol.system_prompt(environment.instructions if own is None else own)
+    try:
+        count = kept.add(environment.name, system, game.steps, protocol)
+        kept.keep([], "")
+    except OSError as error:
+        raise UserError(f"--record: expected a file to write to, got {record!r} ({error.strerror})") from error
+    typer.echo(f"recorded as demonstration {count} of {record}")
 
 
 @dataclass
@@ -33,108 +93,139 @@ class _Moment:
     reward: float
 
 
-def play(
-    env: Annotated[str, typer.Argument(metavar="ENV", help="A registered environment, such as household.")],
-    overrides: Overrides = None,
-    config: ConfigFile = None,
-    split: Annotated[str | None, typer.Option("--split", help="Default: environment.split of the config.")] = None,
-    task: Annotated[int, typer.Option("--task", help="Number of the task in its split.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Of the world.")] = 0,
-    record: Annotated[str | None, typer.Option("--record", help="JSONL file that a solved game is added to.")] = None,
-    thoughts: Annotated[bool, typer.Option("--thoughts", help="Ask for a thought with each command.")] = False,
-) -> None:
-    """Lets you play an environment: observations, admissible commands and rewards as an agent has them."""
-    from manus_fast.agent.protocol import Protocol
-    from manus_fast.player import make_environment
-    from manus_fast.run_config import Config
+class _Game:
+    """One task in a world of its own, and what was done in it."""
 
-    file = common.find_config(config, "") if config else None
-    settings = Config.load(file, common.overrides({"environment.name": env}, overrides or ()))
-    environment = make_environment(settings)
-    tasks = environment.tasks(split or settings.environment.split)
-    if not 0 <= task < len(tasks):
-        raise UserError(f"--task: expected 0 to {len(tasks) - 1}, got {task}")
-    if record is not None:
-        _check_record(Path(record))
-    success, steps = _game(environment, tasks[task], seed, thoughts)
-    if record is None:
+    def __init__(self, environment: Environment, task: Task, seed: int):
+        self.environment, self.task = environment, task
+        self.steps: list[Step] = []
+        self.over = self.success = False
+        self.reward = 0.0
+        self._batch = environment.make_batch(1)
+        (self.observation,), (self.info,) = self._batch.reset([0], [task], [seed])
+        self._past: list[_Moment] = []
+        self.readable = getattr(environment, "readable", str)
+
+    @property
+    def admissible(self) -> Sequence[str]:
+        return self.info.get("admissible") or []
+
+    def step(self, words: str, thought: str) -> tuple[float, bool, str]:
+        """Plays one command: its reward, whether the world took it, and how the game ended, or ""."""
+        from manus_fast.data.react import Step
+
+        self._past.append(_Moment(_state(self._batch), self.observation, self.info, self.reward))
+        known = self.info.get("admissible")
+        accepted = known is None or words in known
+        self.steps.append(Step(self.observation, thought, words, known, accepted))
+        (self.observation,), rewards, terminated, truncated, (self.info,) = self._batch.step([0], [words])
+        if "error" in self.info:
+            raise RuntimeError(f"{self.environment.name}: {self.info['error']}")
+        self.reward += float(rewards[0])
+        end = ""
+        if terminated[0] or truncated[0] or len(self.steps) >= self.environment.max_steps:
+            self.over, self.success = True, bool(self.info.get("success", False))
+            end = "solved" if self.success else "over, not solved" if terminated[0] else "cut by the step limit"
+            score = f", score {self.info['score']:g}" if "score" in self.info else ""
+            end = f"{end} after {len(self.steps)} steps{score}"
+        return float(rewards[0]), accepted, end
+
+    def undo(self) -> str:
+        """Takes the last command back; why it cannot be, or ""."""
+        if not self._past:
+            return "there is nothing to take back"
+        moment = self._past[-1]
+        if moment.state is None:
+            return f"{self.environment.name} cannot go back"
+        self._batch.restore(0, moment.state)
+        self.observation, self.info, self.reward = moment.observation, moment.info, moment.reward
+        self._past.pop()
+        self.steps.pop()
+        return ""
+
+    def close(self) -> None:
+        self._batch.close()
+
+
+def _go_on(game: _Game, kept: Record | None) -> None:
+    """Plays what was kept of the game, and shows where it stands."""
+    begun = None if kept is None else kept.begun()
+    end = ""
+    for words, thought in [] if begun is None else begun.played:
+        if game.over:
+            break
+        end = game.step(words, thought)[2]
+    if begun is not None and (game.observation != begun.observation or len(game.steps) < len(begun.played)):
+        raise UserError(
+            f"--record: expected the world that the game in {str(kept.unfinished)!r} was played in, got one that "
+            "answers otherwise (without that file games begin anew)"
+        )
+    instructions = game.environment.instructions.strip()
+    typer.echo(f"{game.task.id}\n\n{instructions}\n{_HELP}\n\n{game.readable(game.observation)}")
+    if begun is not None:
+        typer.echo(f"going on after {len(game.steps)} commands that were kept in {kept.unfinished}")
+    if end:
+        typer.echo(end)
+    else:
+        _list(game.admissible)
+
+
+def _ask_commands(game: _Game, kept: Record | None, thoughts: bool) -> None:
+    """Plays on standard input and output until the game is over or its player leaves."""
+    while not game.over:
+        words = _ask(f"[{len(game.steps)}/{game.environment.max_steps}] > ", game.admissible)
+        if words is None or (words == "quit" and words not in game.admissible):
+            typer.echo("ended before the task was solved")
+            return
+        if not words:
+            continue
+        if words == "rules" and words not in game.admissible:
+            typer.echo(f"{game.environment.instructions.strip()}\n{_HELP}")
+            _list(game.admissible)
+            continue
+        if words == "undo" and words not in game.admissible:
+            refused = game.undo()
+            typer.echo(refused or f"taken back\n\n{game.readable(game.observation)}")
+            if not refused:
+                _list(game.admissible)
+                _keep(game, kept)
+            continue
+        if words.isdecimal() and words not in game.admissible:
+            count = len(game.admissible)
+            number = int(words) if len(words) < 10 else count + 1  # Python reads no number of thousands of digits
+            if not 1 <= number <= count:
+                typer.echo(f"expected {f'a number from 1 to {count}' if count else 'a command'}, got {_short(words)}")
+                continue
+            words = game.admissible[number - 1]
+            typer.echo(words)
+        thought = (_ask("why? > ") or "") if thoughts else ""
+        reward, accepted, end = game.step(words, thought)
+        _keep(game, kept)
+        if not accepted:
+            typer.echo(f"{_short(words)!r} is no command here (rules shows what is)")
+        typer.echo(f"\n{game.readable(game.observation)}\nreward {reward:g} (sum {game.reward:g})")
+        if end:
+            typer.echo(end)
+        else:
+            _list(game.admissible)
+
+
+def _keep(game: _Game, kept: Record | None) -> None:
+    if kept is None:
         return
-    if not success:
-        typer.echo("not recorded: the task was not solved")
-        return
-    protocol = Protocol(settings.agent.style, settings.agent.show_admissible)
-    own = settings.agent.instructions
-    system = protocol.system_prompt(environment.instructions if own is None else own)
-    count = _write(Path(record), tasks[task], environment.name, system, steps, protocol)
-    typer.echo(f"recorded as demonstration {count} of {record}")
-
-
-def _game(environment: Environment, task: Task, seed: int, thoughts: bool) -> tuple[bool, list[Step]]:
-    """Plays one task on standard input and output: whether it was solved, and what was done."""
-    from manus_fast.data.react import Step
-
-    batch = environment.make_batch(1)
     try:
-        (observation,), (info,) = batch.reset([0], [task], [seed])
-        past: list[_Moment] = []
-        steps: list[Step] = []
-        reward = 0.0
-        readable = getattr(environment, "readable", str)
-        typer.echo(f"{task.id}\n\n{environment.instructions.strip()}\n{_HELP}\n\n{readable(observation)}")
-        _list(info)
-        while True:
-            words = _ask(f"[{len(steps)}/{environment.max_steps}] > ", info.get("admissible"))
-            admissible = info.get("admissible") or []
-            if words is None or (words == "quit" and words not in admissible):
-                typer.echo("ended before the task was solved")
-                return False, steps
-            if not words:
-                continue
-            if words == "rules" and words not in admissible:
-                typer.echo(f"{environment.instructions.strip()}\n{_HELP}")
-                _list(info)
-                continue
-            if words == "undo" and words not in admissible:
-                if not past:
-                    typer.echo("there is nothing to take back")
-                elif past[-1].state is None:
-                    typer.echo(f"{environment.name} cannot go back")
-                else:
-                    moment = past.pop()
-                    batch.restore(0, moment.state)
-                    observation, info, reward = moment.observation, moment.info, moment.reward
-                    steps.pop()
-                    typer.echo(f"taken back\n\n{readable(observation)}")
-                    _list(info)
-                continue
-            if words.isdecimal() and words not in admissible:
-                if not 1 <= int(words) <= len(admissible):
-                    wanted = f"a number from 1 to {len(admissible)}" if admissible else "a command"
-                    typer.echo(f"expected {wanted}, got {words}")
-                    continue
-                words = admissible[int(words) - 1]
-                typer.echo(words)
-            thought = (_ask("why? > ") or "") if thoughts else ""
-            past.append(_Moment(_state(batch), observation, info, reward))
-            known = info.get("admissible")
-            accepted = known is None or words in known
-            steps.append(Step(observation, thought, words, known, accepted))
-            (observation,), rewards, terminated, truncated, (info,) = batch.step([0], [words])
-            if "error" in info:
-                raise RuntimeError(f"{environment.name}: {info['error']}")
-            reward += float(rewards[0])
-            if not accepted:
-                typer.echo(f"{words!r} is no command here (rules shows what is)")
-            typer.echo(f"\n{readable(observation)}\nreward {float(rewards[0]):g} (sum {reward:g})")
-            if terminated[0] or truncated[0] or len(steps) >= environment.max_steps:
-                success = bool(info.get("success", False))
-                end = "solved" if success else "over, not solved" if terminated[0] else "cut by the step limit"
-                score = f", score {info['score']:g}" if "score" in info else ""
-                typer.echo(f"{end} after {len(steps)} steps{score}")
-                return success, steps
-            _list(info)
-    finally:
-        batch.close()
+        kept.keep(game.steps, game.observation)
+    except OSError as error:  # no reason to end the game, which can still be recorded
+        typer.echo(f"what is played cannot be kept in {kept.unfinished} ({error.strerror})", err=True)
+
+
+def _say_kept(game: _Game, kept: Record | None) -> None:
+    if kept is not None and game.steps and kept.unfinished.exists():
+        typer.echo(f"kept {len(game.steps)} commands in {kept.unfinished}: the same command goes on from there")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
 
 
 def _state(batch: Any) -> bytes | None:
@@ -145,8 +236,8 @@ def _state(batch: Any) -> bytes | None:
         return None
 
 
-def _list(info: dict[str, Any]) -> None:
-    for number, command in enumerate(info.get("admissible") or [], 1):
+def _list(commands: Sequence[str]) -> None:
+    for number, command in enumerate(commands, 1):
         typer.echo(f"{number:3d}  {command}")
 
 
@@ -181,36 +272,3 @@ class Completer:
     def __call__(self, text: str, number: int) -> str | None:
         fitting = [command for command in self._commands if command.startswith(text)]
         return fitting[number] if number < len(fitting) else None
-
-
-def _check_record(file: Path) -> None:
-    """Before the game rather than after it: whether the file can be written."""
-    try:
-        if not file.resolve().parent.is_dir() or file.is_dir():
-            raise UserError(f"--record: expected a file in a folder that exists, got {str(file)!r}")
-        there = file.exists()
-        with file.open("a"):
-            pass
-        if not there:
-            file.unlink()
-    except OSError as error:
-        raise UserError(f"--record: expected a file to write to, got {str(file)!r} ({error.strerror})") from error
-
-
-def _write(file: Path, task: Task, env: str, system: str, steps: list[Step], protocol: Protocol) -> int:
-    """Adds the game to the file and returns how many it holds. Ids are numbered: a task may be played twice."""
-    from manus_fast.data.schema import DOMAINS, Conversation
-
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system, "trainable": False}]
-    for step in steps:
-        seen = protocol.user_message(step.observation, step.admissible)
-        messages.append({"role": "user", "content": seen, "trainable": False})
-        reply = protocol.render(step.thought, step.action)
-        messages.append({"role": "assistant", "content": reply, "trainable": step.trainable})
-    before = file.read_bytes() if file.exists() else b""
-    there = sum(1 for line in before.splitlines() if line.strip())
-    row = Conversation(f"{task.id}#{there}", "human", DOMAINS.get(env, env), messages)
-    with file.open("a", encoding="utf-8") as out:
-        start = "\n" if before and not before.endswith(b"\n") else ""  # a last line without its end stays one
-        out.write(start + json.dumps(row.to_json(), ensure_ascii=False) + "\n")
-    return there + 1
