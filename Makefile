@@ -1,6 +1,6 @@
-# make demo | test | test-cpp | test-alfworld | test-vllm | sanitize | lint | build | clean.  A fresh machine needs Python >= 3.10
-# with venv and headers, and a C++ compiler; everything else goes into $(VENV). Each install step leaves a stamp, so that
-# a second run is instant.
+# make demo | test | test-cpp | test-alfworld | test-vllm | sanitize | sanitize-triton | lint | build | clean.  A fresh
+# machine needs Python >= 3.10 with venv and headers, and a C++ compiler; everything else goes into $(VENV). Each install
+# step leaves a stamp, so that a second run is instant.
 #
 # PYTHON=python3.12   another interpreter          VENV=path        another environment
 # MF_CUDA=OFF         leave the CUDA kernels out   PYTEST_ARGS=…    passed on to pytest
@@ -20,7 +20,7 @@ CPP_TESTS := build/cpp
 ALFWORLD := .venv-alfworld
 VLLM := .venv-vllm
 
-.PHONY: demo test test-cpp test-alfworld test-vllm sanitize lint format build clean clean-all
+.PHONY: demo test test-cpp test-alfworld test-vllm sanitize sanitize-triton lint format build clean clean-all
 .DELETE_ON_ERROR:
 
 demo:
@@ -122,16 +122,31 @@ $(VLLM)/.stamp: $(STAMPS)/venv constraints.txt
 test-vllm: $(STAMPS)/build $(VLLM)/.stamp
 	$(VLLM)/bin/python -m pytest -q tests/test_vllm_*.py $(PYTEST_ARGS)
 
-# Each GPU kernel of the ops, CUDA and Triton, under the four tools of NVIDIA's compute-sanitizer; needs a GPU and a
-# build with CUDA. GPU_PYTHON names an interpreter whose torch is for CUDA, KERNELS one of the two kinds of kernels.
+# Each CUDA kernel of the ops under the four tools of NVIDIA's compute-sanitizer, in a driver without Python; needs a GPU
+# and nvcc (GPU_CHECK_ARCH: for which GPU). sanitize-triton: the Triton kernels, through torch; GPU_PYTHON names an
+# interpreter whose torch is for CUDA.
 GPU_PYTHON ?= $(BIN)/python
-KERNELS ?= cuda triton
+CMAKE ?= cmake
+SANITIZERS ?= memcheck racecheck synccheck initcheck
+SANITIZER_ARGS ?= --racecheck-report all
+GPU_CHECK := build/gpu-check
+GPU_CHECK_ARCH ?= 90a-real
 sanitize:
-	@for tool in memcheck racecheck synccheck initcheck; do for kernels in $(KERNELS); do \
-	  echo "$$tool, $$kernels kernels" && \
+	@$(CMAKE) -S . -B $(GPU_CHECK) -DMF_BUILD_PYTHON=OFF -DMF_CUDA=ON -DMF_CUDA_ARCHS=$(GPU_CHECK_ARCH) \
+	  -DMF_BUILD_GPU_CHECK=ON > /dev/null
+	@$(CMAKE) --build $(GPU_CHECK) --target mf_gpu_check -j > /dev/null
+	@for tool in $(SANITIZERS); do \
+	  echo "$$tool" && \
+	  compute-sanitizer --tool $$tool --error-exitcode 9 $$([ $$tool != racecheck ] || echo "$(SANITIZER_ARGS)") \
+	    $(GPU_CHECK)/mf_gpu_check || exit 1; \
+	done
+
+sanitize-triton:
+	@for tool in $(SANITIZERS); do \
+	  echo "$$tool, Triton kernels" && \
 	  PYTHONPATH=. PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \
-	    --target-processes application-only $(GPU_PYTHON) tests/sanitize_ops.py $$kernels || exit 1; \
-	done; done
+	    --target-processes application-only $(GPU_PYTHON) tests/sanitize_ops.py triton || exit 1; \
+	done
 
 clean:
 	rm -rf build dist *.egg-info manus_fast/_C*.so .pytest_cache .ruff_cache .hypothesis

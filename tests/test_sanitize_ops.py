@@ -1,4 +1,4 @@
-"""What `make sanitize` runs on a GPU, here on the CPU backend: its inputs are legal and its expectations right."""
+"""What `make sanitize-triton` runs on a GPU, here on the CPU backend: legal inputs, right expectations."""
 
 import pytest
 import sanitize_ops

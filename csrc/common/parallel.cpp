@@ -183,7 +183,21 @@ class Pool {
 };
 
 std::mutex pool_mutex;  // held while a job runs: one parallel loop at a time
-std::unique_ptr<Pool> pool;
+
+// After fork the parent's threads do not exist in the child: to join them, or to destroy a condition variable that one
+// of them sleeps on, would wait for ever. The child leaves the pool as it is.
+struct EndPool {
+  void operator()(Pool* ended) const {
+    static Pool* abandoned;  // still reachable, for whoever looks for leaks
+    if (ended->same_process()) {
+      delete ended;
+    } else {
+      abandoned = ended;
+    }
+  }
+};
+
+std::unique_ptr<Pool, EndPool> pool;
 std::atomic<int> wanted_threads{0};
 
 }  // namespace
@@ -212,8 +226,7 @@ void run_parallel(std::int64_t n, std::int64_t grain, const Body& first, const B
     return;
   }
   const std::lock_guard<std::mutex> lock(pool_mutex);
-  if (pool && !pool->same_process()) pool.release();  // after fork the parent's threads do not exist here
-  if (!pool || pool->workers() != threads - 1) pool = std::make_unique<Pool>(threads - 1);
+  if (!pool || !pool->same_process() || pool->workers() != threads - 1) pool.reset(new Pool(threads - 1));
   Job job;
   // Eight chunks a thread: evens out uneven iterations without contention on the counters.
   job.chunk = std::max(grain, (n + threads * 8 - 1) / (threads * 8));

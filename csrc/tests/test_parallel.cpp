@@ -1,8 +1,12 @@
-// The thread pool: every iteration once, phases in order, errors, threads that sleep and threads that are awake.
+// The thread pool: every iteration once, phases in order, errors, threads that sleep and threads that are awake, fork.
 #include <doctest/doctest.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -106,4 +110,23 @@ TEST_CASE("threads that have gone to sleep are woken, and the number of threads 
     if (repeat % 3 == 0) std::this_thread::sleep_for(std::chrono::microseconds(300));
   }
   CHECK(total == 60 * (63 * 64 / 2));
+}
+
+TEST_CASE("a forked child, which has none of the threads, ends") {
+  const Threads set(3);
+  for (const bool asleep : {false, true}) {
+    std::atomic<int> ran{0};
+    parallel_for(64, 1, [&](std::int64_t begin, std::int64_t end) { ran += static_cast<int>(end - begin); });
+    REQUIRE(ran == 64);
+    if (asleep) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    const pid_t child = fork();
+    if (child == 0) {
+      alarm(20);      // a child that waits for its parent's threads is ended by the signal
+      std::exit(0);  // runs the destructors of what is static, the pool's among them
+    }
+    int status = -1;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 0);
+  }
 }
