@@ -3,11 +3,11 @@
     PYTHONPATH=. compute-sanitizer --tool memcheck python tests/sanitize_ops.py [cuda|triton]
 
 `make sanitize-triton` runs it under each of the four tools; for the CUDA kernels `make sanitize` has a driver without
-torch, csrc/tests/gpu/check_kernels.cpp, which takes seconds instead of minutes. Shapes are the smallest that reach every
-branch: more than one tile and more than one block, ends inside a tile, rows that begin inside one, lengths that do not
-allow 16-byte loads. Each result is compared with the specification in float64, so that a run under the tool also says
-that the kernels worked. PYTORCH_NO_CUDA_MEMORY_CACHING=1 gives every tensor an allocation of its own, which is what
-memcheck can watch.
+torch, csrc/tests/gpu/check_kernels.cpp, which takes seconds instead of minutes. Shapes are the smallest that reach
+every branch: more than one tile and more than one block, ends inside a tile, rows that begin inside one, lengths that
+do not allow 16-byte loads. Each result is compared with the specification in float64, so that a run under the tool
+also says that the kernels worked. PYTORCH_NO_CUDA_MEMORY_CACHING=1 gives every tensor an allocation of its own, which
+is what memcheck can watch.
 """
 
 import sys
