@@ -183,6 +183,10 @@ def test_commands(tmp_path, capsys):
     assert main(["data", "build", str(path), "--output_dir", str(tmp_path / "p"), "--style", "prose"]) == 2
     assert "--style: expected one of react, tags, act or none, got 'prose'" in capsys.readouterr().err
     assert not (tmp_path / "p").exists()
+    for words, named in (([str(path), "--valid", "1.5"], "--valid: expected a share"), (["nowhere"], "DATA: expected"),
+                         ([str(path), "--max_turns", "0"], "--max_turns: expected an integer")):  # fmt: skip
+        assert main(["data", "build", *words, "--output_dir", str(tmp_path / "p")]) == 2
+        assert named in capsys.readouterr().err and not (tmp_path / "p").exists()
     assert main(["data", "stats", str(tmp_path / "none.jsonl")]) == 2
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,11 +27,33 @@ Streaming = Annotated[bool, typer.Option("--streaming", help="Read hub datasets 
 Name = Annotated[str, typer.Argument(metavar="DATA", help="JSONL, JSON or parquet file, folder, hub name[:split].")]
 
 
+_FLAGS = {"data.name": "DATA", "sources": "DATA", "valid": "--valid", "similarity": "--similarity",
+          "max_turns": "--max_turns", "max_chars": "--max_chars"}  # fmt: skip
+"""What those commands call what the library names by a key or an argument."""
+
+
 @app.callback()
 def _data() -> None: ...
 
 
+def _by_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """Has a command's errors name what was typed."""
+
+    @functools.wraps(command)
+    def named(*given: Any, **options: Any) -> None:
+        try:
+            command(*given, **options)
+        except ValueError as error:
+            name, colon, rest = str(error).partition(": ")
+            if not colon or name not in _FLAGS:
+                raise
+            raise UserError(f"{_FLAGS[name]}: {rest}") from error
+
+    return named
+
+
 @app.command()
+@_by_flags
 def build(
     sources: Annotated[list[str], typer.Argument(metavar="DATA[=WEIGHT]...", help="Sources with their shares.")],
     out: Annotated[str, typer.Option("--output_dir", help="Gets train.jsonl, valid.jsonl and report.json.")],
@@ -63,13 +87,15 @@ def build(
         for reason, count in sorted(part["dropped"].items(), key=lambda item: -item[1]):
             typer.echo(f"  left out {count:,}: {reason}")
     typer.echo(f"{report['train']:,} in {out}/train.jsonl, {report['valid']:,} in {out}/valid.jsonl")
-    typer.echo(f"{out}/report.json says what each near duplicate is like")
+    if any(part["near_duplicates"] for part in report["sources"].values()):
+        typer.echo(f"{out}/report.json says what each near duplicate is like")
 
 
 app.command("distill")(distill.distill)
 
 
 @app.command()
+@_by_flags
 def show(
     name: Name,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Conversations.")] = 1,
@@ -97,7 +123,7 @@ def show(
     if not shown and identifier is not None:
         raise UserError(f"--id: expected the id of a conversation in {name!r}, got {identifier!r}")
     if not shown:
-        raise UserError(f"data show: expected a conversation or a preference pair in {name!r}, got none")
+        raise UserError(f"DATA: expected a conversation or a preference pair in {name!r}, got none")
 
 
 def _show_pairs(console: Console, name: str, limit: int, dropped: Counter[str], streaming: bool) -> int:
@@ -177,6 +203,7 @@ def _message(console: Console, message: dict[str, Any], style: str, trained: boo
 
 
 @app.command()
+@_by_flags
 def stats(
     name: Name,
     plot: Annotated[str | None, typer.Option("--plot", help="SVG file for a picture of the figures.")] = None,
@@ -213,7 +240,7 @@ def _source(word: str) -> tuple[str, float]:
     try:
         return name, float(weight)
     except ValueError as error:
-        raise UserError(f"data build: expected DATA or DATA=WEIGHT, got {word!r}") from error
+        raise UserError(f"DATA: expected DATA or DATA=WEIGHT, got {word!r}") from error
 
 
 def _sides(pair: Preference) -> tuple[tuple[str, list[dict[str, Any]], str], ...]:

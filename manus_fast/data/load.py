@@ -83,8 +83,10 @@ def _parts(name: str, split: str, streaming: bool) -> Iterator[Iterator[Any]]:
         yield from map(_file, files)
     elif path.is_file():
         yield _file(path)
-    elif path.suffix in _SUFFIXES or path.is_absolute() or name.startswith("."):
-        raise ValueError(f"data.name: expected a file, a folder or a hub name, got {name!r}, which does not exist")
+    elif path.suffix in _SUFFIXES or path.is_absolute() or name.startswith(".") or name.count("/") != 1:
+        raise ValueError(
+            f"data.name: expected a file, a folder or a hub name (owner/set), got {name!r}, which does not exist"
+        )
     else:
         yield from _hub(name, split, streaming)
 
