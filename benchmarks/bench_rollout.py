@@ -42,7 +42,8 @@ import numpy as np
 import torch
 
 from benchmarks import harness
-from benchmarks.rollout_setting import SMOLLM2, TINY, Case, Lockstep, ScriptedLengths, Setting, bounds, replay
+from benchmarks.rollout_games import Case
+from benchmarks.rollout_setting import SMOLLM2, TINY, Lockstep, ScriptedLengths, Setting, bounds, replay
 from manus_fast.agent.trajectory import Trajectory, build_rows
 from manus_fast.data.packing import pack
 from manus_fast.learn.backend import BackendConfig, make_backend

@@ -12,19 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from manus_fast.agent.context import ChatFormat, Context
-from manus_fast.agent.protocol import Protocol
+from benchmarks.rollout_games import Case, Games
 from manus_fast.agent.trajectory import Trajectory
-from manus_fast.envs import make
-from manus_fast.envs.base import InlineEnvs
-from manus_fast.envs.config import RewardConfig
-from manus_fast.modeling.tiny import make_tokenizer
-from manus_fast.rewards.shaping import make_shape
 from manus_fast.rollout.engine import Request
 from manus_fast.rollout.engines.vllm import VLLMEngine
 from manus_fast.rollout.engines.vllm_core import core_request
-from manus_fast.rollout.scheduler import EpisodeSpec, Rollout, RolloutConfig
-from manus_fast.rollout.seeds import derive, episode_seed
+from manus_fast.rollout.scheduler import Rollout
 
 SMOLLM2 = {
     "vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9,
@@ -36,54 +29,7 @@ TINY = {
 }  # fmt: skip
 # Standard deviation of the logits at the start: with 49,152 tokens 4 to 5 nats of entropy.
 LOGIT_STD = 3.5
-EXPERT_SHARE = 0.7
-MAX_REPLY = 128
 _REPLAYS = itertools.count()
-
-
-@dataclasses.dataclass
-class Case:
-    """What is played."""
-
-    slots: int
-    episodes: int
-    max_steps: int
-    max_length: int
-
-    @property
-    def name(self) -> str:
-        return f"household, {self.episodes} episodes, {self.slots} slots"
-
-
-class ScriptedWorlds(InlineEnvs):
-    """Worlds that get a scripted command in place of the parsed one; see the module's docstring."""
-
-    def __init__(self, batch: Any):
-        super().__init__(batch)
-        self._names: dict[int, list[int]] = {}
-        self._last: dict[int, list[str]] = {}
-
-    def send_reset(self, slot, task, seed):
-        super().send_reset(slot, task, seed)
-        self._names[slot] = [derive(seed, sum(map(ord, task.id))), 0]
-
-    def poll(self, timeout):
-        if self._steps:
-            slots = [slot for slot, _ in self._steps]
-            actions, _ = self.batch.expert(slots)
-            steps = []
-            for slot, action in zip(slots, actions, strict=True):
-                name = self._names[slot]
-                name[1] += 1
-                draw = derive(*name)
-                others = self._last[slot]
-                expert = draw % 1000 < 1000 * EXPERT_SHARE
-                steps.append((slot, action if expert or not others else others[draw // 1000 % len(others)]))
-            self._steps = steps
-        answers = super().poll(timeout)
-        for slot, result in answers:
-            self._last[slot] = result.info.get("admissible", [])
-        return answers
 
 
 class ScriptedLengths:
@@ -151,20 +97,12 @@ def make_model(shape: dict, device: str) -> Any:
     return model
 
 
-class Setting:
+class Setting(Games):
     """Everything that the variants share."""
 
     def __init__(self, case: Case, device: str, shape: dict, words: list[str]):
-        self.case, self.device = case, device
-        self.environment = make("household", max_steps=case.max_steps, num_train=max(case.episodes, 64), num_valid=4)
-        self.tasks = list(self.environment.tasks("train"))[: case.episodes]
-        self.protocol = Protocol()
-        system = self.protocol.system_prompt(self.environment.instructions)
-        batch = self.environment.make_batch(min(64, len(self.tasks)))
-        slots = list(range(batch.slots))
-        texts, infos = batch.reset(slots, self.tasks[: batch.slots], [0] * batch.slots)
-        spoken = [command for info in infos for command in info["admissible"]]
-        self.chat = ChatFormat(make_tokenizer([system, *texts, *spoken, "Nothing happens. You open close pick put"]))
+        super().__init__(case)
+        self.device = device
         self.model = make_model(shape, device)
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         begin = time.perf_counter()
@@ -184,28 +122,14 @@ class Setting:
         ahead = "schedules ahead" if self.engine._core.batch_queue is not None else "does not schedule ahead"
         print(f"vLLM {vllm.__version__} started in {time.perf_counter() - begin:.1f} s and {ahead}", flush=True)
 
-    def rollout(self, kind: type[Rollout] = Rollout, staleness: int = 0) -> Rollout:
-        """Over worlds of its own, an engine with scripted lengths and an empty prefix cache."""
-        case = self.case
+    def opened(self, kind: type[Rollout] = Rollout, staleness: int = 0) -> Rollout:
+        """A loop over an engine with scripted lengths and an empty prefix cache."""
         self.engine.load(self.model.named_parameters(), 0)
-        engine = ScriptedLengths(self.engine)
-        config = RolloutConfig(
-            slots=case.slots,
-            max_turn_tokens=MAX_REPLY,
-            max_traj_tokens=1 << 20,
-            max_length=case.max_length,
-            staleness=staleness,
-        )
-        envs = ScriptedWorlds(self.environment.make_batch(case.slots))
-        shape = make_shape(RewardConfig())
-        return kind(engine, envs, self.environment, Context(self.chat), self.protocol, config, shape)
-
-    def specs(self) -> list[EpisodeSpec]:
-        return [EpisodeSpec(task, episode_seed(0, 0, n), n, 0) for n, task in enumerate(self.tasks)]
+        return self.rollout(ScriptedLengths(self.engine), kind, staleness)
 
     def collect(self, kind: type[Rollout]) -> tuple[Rollout, list[Trajectory], ScriptedLengths]:
         """Plays every episode once."""
-        rollout = self.rollout(kind)
+        rollout = self.opened(kind)
         trajectories = rollout.collect(self.specs())
         rollout.envs.close()
         _check(trajectories)
@@ -217,7 +141,7 @@ class Setting:
         Returns:
             Seconds, and the share of each iteration's tokens that an earlier version sampled.
         """
-        rollout, specs, slots = self.rollout(staleness=staleness), self.specs(), self.case.slots
+        rollout, specs, slots = self.opened(staleness=staleness), self.specs(), self.case.slots
         parts = [specs[at : at + slots] for at in range(0, len(specs), slots)]
         shares, begin = [], time.perf_counter()
         for number, part in enumerate(parts):

@@ -8,6 +8,7 @@ reused as they are, so a `full` context always extends what was trained before.
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,10 @@ from typing import Any
 import numpy as np
 
 _SENTINEL = "MANUSFASTREPLY"
+# A message that templates take as it is: letters, digits and common signs, no white space at its ends. Those with marks of
+# tools or thoughts (<, {, [) may be treated apart.
+_IS_PLAIN = re.compile(r"[\w.,:;!?'\"()/-](?:[\w.,:;!?'\"()/ \n-]*[\w.,:;!?'\"()/-])?")
+_PLAIN = "You arrive at cabinet 1."
 # Bridges that a format remembers, beside a sixteenth as many starts of conversations: worlds say the same again and
 # again, most of all to the members of a group.
 _REMEMBERED = 1 << 14
@@ -40,6 +45,8 @@ class ChatFormat:
         self._backend = _backend(tokenizer)
         self._after_reply = functools.lru_cache(_REMEMBERED)(self._render_after_reply)
         self._head = functools.lru_cache(_REMEMBERED // 16)(self._render_head)
+        self._beginning = functools.lru_cache(16)(self._encode)
+        self._around: tuple[str, str] | None = None
         probe = self._after_reply("")
         if len(probe) == 0:
             raise ValueError("tokenizer.chat_template: expected text after an assistant's reply, got none")
@@ -49,6 +56,14 @@ class ChatFormat:
         self.end_id: int = first if first in special else int(tokenizer.eos_token_id)
         self.end_ids: frozenset[int] = frozenset({self.end_id, int(tokenizer.eos_token_id), *map(int, extra_end_ids)})
         self._template_ends = first == self.end_id
+        self._mark = self._cuts_at()
+        self._around = self._frame()
+
+    def forget(self) -> None:
+        """Drops what is remembered of texts that were rendered before."""
+        self._after_reply.cache_clear()
+        self._head.cache_clear()
+        self._beginning.cache_clear()
 
     def head(self, system: str, user: str) -> np.ndarray:
         """int32 ids of a conversation's start, up to where the first reply begins."""
@@ -58,9 +73,32 @@ class ChatFormat:
         messages = [{"role": "user", "content": user}]
         if system:
             messages.insert(0, {"role": "system", "content": system})
-        ids = self._encode(self._render(messages, generation=True))
+        text = self._render(messages, generation=True)
+        at = -1 if self._mark is None else text.rfind(self._mark, 0, len(text) - len(user))
+        ids = self._encode(text) if at < 0 else np.concatenate([self._beginning(text[:at]), self._encode(text[at:])])
         ids.flags.writeable = False  # it is remembered
         return ids
+
+    def _cuts_at(self) -> str | None:
+        """The end token as text, where what stands before it is encoded the same whatever follows: the system message
+        is then encoded once, not with every first observation. None where it is not."""
+        token = self.tokenizer.added_tokens_decoder.get(self.end_id)
+        if self._backend is None or token is None or not token.special or token.lstrip or token.single_word:
+            return None
+        one, other = f"You're  in\n{_SENTINEL} .", f"\n{_SENTINEL}\n it's 1 . "
+        parts = [self._encode(one), self._encode(token.content + other)]
+        return (
+            token.content if np.array_equal(np.concatenate(parts), self._encode(one + token.content + other)) else None
+        )
+
+    def _frame(self) -> tuple[str, str] | None:
+        """What a template puts around a user message after a reply, where it does no more than that to a plain one; a
+        template is asked about every other one."""
+        if not self.has_template:
+            return None
+        before, found, after = self._tail(_PLAIN).partition(_PLAIN)
+        same = found and all(self._tail(text) == before + text + after for text in ("a", "You're at 1.\n\nGo on: a b"))
+        return (before, after) if same else None
 
     def bridge(self, user: str, ended: bool) -> np.ndarray:
         """int32 ids between one reply and the next.
@@ -92,18 +130,22 @@ class ChatFormat:
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), np.int32)
 
     def _render_after_reply(self, user: str) -> np.ndarray:
+        plain = self._around is not None and _IS_PLAIN.fullmatch(user)
+        ids = self._encode(user.join(self._around) if plain else self._tail(user))
+        ids.flags.writeable = False  # it is remembered
+        return ids
+
+    def _tail(self, user: str) -> str:
+        """What a conversation's text goes on with after a reply, when `user` answers it."""
         messages = [
             {"role": "user", "content": "u"},
             {"role": "assistant", "content": _SENTINEL},
             {"role": "user", "content": user},
         ]
-        text = self._render(messages, generation=True)
-        _head, found, tail = text.partition(_SENTINEL)
+        _head, found, tail = self._render(messages, generation=True).partition(_SENTINEL)
         if not found:
             raise ValueError("tokenizer.chat_template: expected the assistant's content to appear in the rendered text")
-        ids = self._encode(tail)
-        ids.flags.writeable = False  # it is remembered
-        return ids
+        return tail
 
     def _render(self, messages: list[dict[str, str]], generation: bool) -> str:
         if self.has_template:

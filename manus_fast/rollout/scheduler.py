@@ -65,6 +65,8 @@ class _Episode:
     """Of the reply being sampled."""
     observation: str = ""
     admissible: list[str] | None = None
+    sampled: int = 0
+    """Tokens so far."""
     invalid_run: int = 0
     progress: float = 0.0
     excused: bool = False
@@ -112,6 +114,7 @@ class Rollout:
         self._waiting: deque[tuple[int | None, EpisodeSpec]] = deque()
         self._done: list[Trajectory | None] = []
         self._left = 0
+        self._idle_since = 0.0  # when the engine had its last request; of no meaning while it has any
         self._kept: dict[tuple[str, int, int, int], Trajectory] = {}  # played ahead to the end
         self._early: list[Completion] = []
         self._stray = stray
@@ -135,7 +138,7 @@ class Rollout:
         """
         self.stats = RolloutStats(episodes=len(specs))
         self._done, self._on_done, self._left = [None] * len(specs), on_done, len(specs)
-        begin = time.perf_counter()
+        begin = self._idle_since = time.perf_counter()
         try:
             self._queue(specs, ahead)
             for slot in range(min(self.config.episodes, self.envs.slots)):
@@ -147,7 +150,10 @@ class Rollout:
         finally:
             if self._left:  # only after an exception
                 self.stop()
-        self.stats.seconds = time.perf_counter() - begin
+        end = time.perf_counter()
+        self.stats.seconds = end - begin
+        if not self._asked:
+            self.stats.idle_seconds += end - self._idle_since
         return list(self._done)
 
     def stop(self) -> None:
@@ -213,8 +219,10 @@ class Rollout:
         self.stats.engine_seconds += time.perf_counter() - begin
         if self._early:
             completions, self._early = [*self._early, *completions], []
-        for completion in completions:
-            slot = self._asked.pop(completion.id, None)
+        slots = [self._asked.pop(completion.id, None) for completion in completions]
+        if not self._asked:
+            self._idle_since = time.perf_counter()
+        for slot, completion in zip(slots, completions, strict=True):
             if slot is not None:
                 self._on_reply(slot, completion)
             elif self._stray is not None:  # or nobody waits for it: a stopped call had aborted it
@@ -293,7 +301,7 @@ class Rollout:
         episode, config = self._playing[slot], self.config
         trajectory = episode.trajectory
         prompt = episode.conversation.prompt()
-        left = config.max_traj_tokens - trajectory.sampled_tokens
+        left = config.max_traj_tokens - episode.sampled
         room = self.engine.max_length - len(prompt)
         limit = min(config.max_turn_tokens, left, room)
         if limit < 1 and not trajectory.turns:
@@ -318,6 +326,8 @@ class Rollout:
             messages=episode.conversation.messages,
         )
         episode.prompt = prompt
+        if not self._asked:
+            self.stats.idle_seconds += time.perf_counter() - self._idle_since
         self._asked[request.id] = slot
         self.stats.prompt_tokens += len(prompt)
         self.engine.submit(request)
@@ -352,6 +362,7 @@ class Rollout:
         episode.trajectory.turns.append(turn)
         self.stats.turns += 1
         self.stats.cut_turns += cut
+        episode.sampled += turn.sampled_tokens
         self.stats.sampled_tokens += turn.sampled_tokens
         self.envs.send_step(slot, turn.action)
         self._stepping.add(slot)

@@ -6,6 +6,8 @@ number generators", OOPSLA 2014). Seeds are 63 bits wide, so that every consumer
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 _MASK = (1 << 64) - 1
@@ -22,10 +24,17 @@ def mix64(x: int) -> int:
 
 def derive(*parts: int) -> int:
     """A seed in [0, 2^63) from any integers; the order of the parts matters."""
+    return _mixed(*parts) >> 1
+
+
+def _mixed(*parts: int) -> int:
     key = 0
     for part in parts:
         key = mix64(key ^ (part & _MASK))
-    return key >> 1
+    return key
+
+
+_of_member = functools.lru_cache(1 << 14)(_mixed)
 
 
 def episode_seed(run_seed: int, iteration: int, group: int) -> int:
@@ -35,7 +44,7 @@ def episode_seed(run_seed: int, iteration: int, group: int) -> int:
 
 def turn_seed(episode: int, group: int, member: int, turn: int) -> int:
     """What a reply is sampled with. `episode` is the `episode_seed`."""
-    return derive(episode, group, member, turn)
+    return mix64(_of_member(episode, group, member) ^ turn) >> 1  # derive(episode, group, member, turn)
 
 
 def uniforms(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:

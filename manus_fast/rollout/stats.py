@@ -18,6 +18,8 @@ class RolloutStats:
     seconds: float = 0.0
     engine_seconds: float = 0.0
     """Time inside `engine.poll` while the engine had requests."""
+    idle_seconds: float = 0.0
+    """Time in which the engine had no request."""
     env_seconds: float = 0.0
     """Time inside `envs.poll`."""
     truncated: int = 0
@@ -63,9 +65,16 @@ class RolloutStats:
         """Named figures for tracking."""
         numbers = {f"rollout/{name}": float(value) for name, value in vars(self).items()}
         numbers["rollout/stale_share"] = self.stale_tokens / max(1, self.given_tokens)
-        return {**numbers, "rollout/tokens_per_second": self.tokens_per_second, "rollout/idle_share": self.idle_share}
+        numbers |= {"rollout/idle_share": self.idle_share, "rollout/host_share": self.host_share}
+        return {**numbers, "rollout/tokens_per_second": self.tokens_per_second}
 
     @property
     def idle_share(self) -> float:
-        """Share of the time in which the engine was not advancing any request."""
+        """Share of the time in which the engine had no request at all."""
+        return self.idle_seconds / self.seconds if self.seconds else 0.0
+
+    @property
+    def host_share(self) -> float:
+        """Share of the time outside the engine's `poll`: worlds, prompts, parsing. An engine that has its next step
+        under way already (vLLM on a GPU) computes meanwhile."""
         return 1.0 - self.engine_seconds / self.seconds if self.seconds else 0.0
