@@ -155,3 +155,61 @@ def test_what_the_tokenizer_is_set_to_changes_nothing(kind):
     np.testing.assert_array_equal(fresh.bridge(OBSERVATIONS[0], True), bridge)  # remembered, not to be written to
     with pytest.raises(ValueError, match="read-only"):
         fresh.bridge(OBSERVATIONS[0], False)[:] = 0
+
+
+TEMPLATES = {
+    "as it is": CHATML,
+    "stripped": CHATML.replace("m['content'] }}", "m['content'] | trim }}"),
+    "shortened": CHATML.replace("m['content'] }}", "m['content'][:16] }}"),
+    "of tools": CHATML.replace(
+        "{{ m['content'] }}", "{% if '<tool>' in m['content'] %}tool: {% endif %}{{ m['content'] }}"
+    ),
+    "louder": CHATML.replace("{{ m['content'] }}", "{{ m['content'] | replace('You', 'YOU') }}"),
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_what_is_put_together_is_what_the_template_gives(name):
+    tokenizer = make("chatml")
+    tokenizer.chat_template = TEMPLATES[name]
+    chat = ChatFormat(tokenizer)
+    asked = []
+    render = chat._render
+    chat._render = lambda *given, **options: asked.append(given) or render(*given, **options)
+    users = [
+        "You are at 1.",
+        " You are at 2 of 9.\n",
+        "<tool>go left</tool>",
+        "a",
+        "",
+        "on\n\nright?",
+        "no <|im_end|> on",
+    ]
+    for user in users:
+        for system in ("Walk to the end.", "Walk  on <|im_end|>\n", ""):
+            messages = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": user}]
+            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            assert chat.head(system, user).tolist() == tokenizer.encode(text, add_special_tokens=False)
+        messages = [
+            {"role": "user", "content": "u"}, {"role": "assistant", "content": "on"}, {"role": "user", "content": user},
+        ]  # fmt: skip
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        tail = text[text.rindex("<|im_start|>assistant", 0, text.rindex("<|im_start|>user")) :].partition("\non")[2]
+        asked.clear()
+        assert chat.bridge(user, False).tolist() == tokenizer.encode(tail, add_special_tokens=False)
+        if name in ("as it is", "of tools") and user in ("You are at 1.", "a"):
+            assert not asked  # put together without the template
+    first = chat.bridge("You are at 1.", True)
+    chat.forget()
+    np.testing.assert_array_equal(chat.bridge("You are at 1.", True), first)
+
+
+def test_a_system_message_is_encoded_once():
+    chat = ChatFormat(make("chatml"))
+    texts, encode = [], chat._encode
+    chat._encode = lambda text: texts.append(text) or encode(text)
+    chat._beginning = chat._encode
+    for user in OBSERVATIONS:
+        chat.head("Walk to the end.", user)
+    assert len(set(texts)) == 1 + len(OBSERVATIONS)
+    assert all("Walk" not in text or "You" not in text for text in texts)

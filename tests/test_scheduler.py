@@ -199,6 +199,34 @@ def test_the_environments_own_score_is_kept():
     assert rollout(Scripted(always(RIGHT))).collect([spec(3)])[0].score is None
 
 
+def test_the_engine_is_idle_where_it_has_no_request(monkeypatch):
+    """A clock that worlds and the engine move: a world takes 3 s to begin and 1 s a step, a reply 5 s."""
+    clock = [0.0]
+    monkeypatch.setattr("manus_fast.rollout.scheduler.time.perf_counter", lambda: clock[0])
+
+    class SlowWorlds(InlineEnvs):
+        def poll(self, timeout):
+            clock[0] += 3.0 * bool(self._resets) + 1.0 * bool(self._steps)
+            return super().poll(timeout)
+
+    class SlowEngine(Scripted):
+        def poll(self, timeout):
+            clock[0] += 5.0
+            return super().poll(timeout)
+
+    play = rollout(SlowEngine(always(RIGHT)), slots=1, envs=SlowWorlds(Corridor(1)))
+    play.collect([spec(goal=2)])
+    stats = play.stats
+    assert (stats.seconds, stats.idle_seconds, stats.engine_seconds, stats.env_seconds) == (15.0, 5.0, 10.0, 5.0)
+    assert stats.idle_share == pytest.approx(1 / 3) and stats.host_share == pytest.approx(1 / 3)
+    # Two slots: while one world is asked, the engine has the other's request.
+    play = rollout(SlowEngine(always(RIGHT)), slots=2, envs=SlowWorlds(Corridor(2)))
+    play.collect([spec(goal=2), spec(goal=2, member=1)])
+    stats = play.stats
+    assert stats.engine_seconds == 20.0 and stats.seconds == 20.0 + stats.env_seconds
+    assert 3.0 < stats.idle_seconds < stats.env_seconds and stats.metrics()["rollout/idle_share"] == stats.idle_share
+
+
 def test_order_slots_and_refilling():
     engine = Scripted(always(RIGHT))
     specs = [spec(goal=1 + i % 4, member=i) for i in range(23)]
@@ -389,6 +417,7 @@ def test_seeds_follow_names():
     names = [(r, i, g, m, t) for r in range(3) for i in range(4) for g in range(4) for m in range(4) for t in range(4)]
     seeds = {turn_seed(episode_seed(r, i, g), g, m, t) for r, i, g, m, t in names}
     assert len(seeds) == len(names) and all(0 <= s < 2**63 for s in seeds)
+    assert turn_seed(5, -1, 3, 7) == derive(5, -1, 3, 7) and turn_seed(2**62, 0, 0, 0) == derive(2**62, 0, 0, 0)
     assert derive(1, 2) != derive(2, 1) and derive(-1) == derive(2**64 - 1)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 _SENTINEL = "MANUSFASTREPLY"
-# A message that templates take as it is: letters, digits and common signs, no white space at its ends. Those with marks of
-# tools or thoughts (<, {, [) may be treated apart.
+# A message that templates take as it is: letters, digits and common signs, no white space at its ends. Those with marks
+# of tools or thoughts (<, {, [) may be treated apart.
 _IS_PLAIN = re.compile(r"[\w.,:;!?'\"()/-](?:[\w.,:;!?'\"()/ \n-]*[\w.,:;!?'\"()/-])?")
 _PLAIN = "You arrive at cabinet 1."
 # Bridges that a format remembers, beside a sixteenth as many starts of conversations: worlds say the same again and
@@ -74,7 +74,7 @@ class ChatFormat:
         if system:
             messages.insert(0, {"role": "system", "content": system})
         text = self._render(messages, generation=True)
-        at = -1 if self._mark is None else text.rfind(self._mark, 0, len(text) - len(user))
+        at = -1 if self._mark is None else text.rfind(self._mark, 0, max(0, text.rfind(user)))
         ids = self._encode(text) if at < 0 else np.concatenate([self._beginning(text[:at]), self._encode(text[at:])])
         ids.flags.writeable = False  # it is remembered
         return ids
