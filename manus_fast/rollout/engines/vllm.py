@@ -65,7 +65,6 @@ class VLLMEngine:
         max_batch_tokens: tokens of one forward call; longer prompts are computed in pieces.
         prefill_every: steps between two that take in new prompts, while others decode. Steps that only decode are one
             CUDA graph, and a request that waits a few steps costs less than it saves; 1 takes in prompts at once.
-        whole_graphs: (CUDA) one graph for steps with new prompts too, not only for those that decode.
         adapter_rank: above 0, `load` also takes low-rank adapters of at most this rank, which are kept apart from the
             weights. Steps take longer than with adapters added to the weights.
 
@@ -87,7 +86,6 @@ class VLLMEngine:
         can_sleep: bool = True,
         max_batch_tokens: int = 8192,
         prefill_every: int = 1,
-        whole_graphs: bool = False,
         adapter_rank: int = 0,
     ):
         limits = {"max_slots": max_slots, "max_length": max_length, "prefill_every": prefill_every}
@@ -143,8 +141,6 @@ class VLLMEngine:
         if device.type == "cuda" and not eager:
             sizes = graph_sizes(max_slots, options["max_num_batched_tokens"])
             options["compilation_config"] = {"cudagraph_capture_sizes": sizes}
-            if whole_graphs:
-                options["compilation_config"]["cudagraph_mode"] = "FULL"
         if device.type == "cuda":
             # With the cache's size given this only is what vLLM wants to find free before it starts.
             free, total = torch.cuda.mem_get_info(device)
