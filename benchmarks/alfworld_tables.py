@@ -123,6 +123,7 @@ def rates(records: Sequence[Record]) -> list[str]:
     rate("sampled tokens/s, of the rollout", "rollout_tokens_per_s")
     rate("tokens/s of the update", "update_tokens_per_s")
     rate("hand-over, ms", "hand_over_ms", ".1f")
+    row("log-prob, sampled less trained, mean of absolute", lambda part: _gap(part.get("curve", [])))
     rate("largest memory of tensors, GiB", "peak_mib", ".1f", 1 / 1024)
     reached = str(REACHED)
     row(
@@ -165,6 +166,11 @@ def replayed(rows: Sequence[Record]) -> list[str]:
         ),
         "",
     ]
+
+
+def _gap(curve: Sequence[Record]) -> str:
+    """Mean over iterations of how far what the engine said of a token is from what the trainer computes for it."""
+    return f"{_mean(curve, 'gap_mean'):.4f}" if any("gap_mean" in point for point in curve) else ""
 
 
 def _runs(record: Record) -> list[tuple[str, Any]]:

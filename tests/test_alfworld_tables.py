@@ -9,7 +9,7 @@ def record():
                 "types": {"pick": success, "heat": 0.25}}  # fmt: skip
 
     curve = [{"seconds": 10.0 * n, "steps": 1000 * n, "tokens": 500.0 * n, "success": 0.1 * n, "turns": 20.0 - n,
-              "valid_actions": 0.9, "entropy": 0.5} for n in range(1, 9)]  # fmt: skip
+              "valid_actions": 0.9, "entropy": 0.5, "gap_mean": 0.001 * n} for n in range(1, 9)]  # fmt: skip
     curve[5]["panel"] = 0.65
     part = {"algorithm": "gigpo", "iterations": 8, "episodes": 1024.0, "seconds": 80.0, "tokens": 4000.0,
             "curve": curve,
@@ -95,3 +95,8 @@ def test_engines_and_episodes_played_again():
     row = {"policy": "gigpo-ours", "engine": "textworld 1", "games": 140, "steps": 2500, "different_answers": 0,
            "different_outcomes": 0, "success": 0.85, "success_native": 0.85}  # fmt: skip
     assert "| gigpo-ours | 140 | 2,500 | 0 | 0 | 85.0 | 85.0 |" in alfworld_tables.replayed([row])
+
+
+def test_the_distance_of_sampler_and_trainer_is_that_of_all_iterations():
+    (row,) = [line for line in alfworld_tables.rates([record()]) if line.startswith("| log-prob, sampled")]
+    assert row.count("0.0045") == 3
