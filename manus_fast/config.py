@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import math
 import os
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -162,6 +163,8 @@ def _bind(hint: Any, value: Any, key: str, base: Any, root: type[Any]) -> Any:
     # An exact match first, so that `int | float` keeps 3 an int.
     for option in options:
         if option in (bool, int, float, str) and type(value) is option:
+            if option is float and not math.isfinite(value):
+                raise ValueError(f"{key}: expected a finite number, got {value}")
             return value
     for option in options:
         origin, arguments = get_origin(option), get_args(option)

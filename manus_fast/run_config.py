@@ -106,7 +106,7 @@ class EvaluationConfig:
     """Environment steps between evaluations of a policy-gradient run; null: only at the end."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise ValueError(f"evaluation.temperature: expected a number >= 0, got {self.temperature}")
 
 
@@ -160,7 +160,7 @@ class TrainingConfig:
                 raise ValueError(f"training.{name}: expected an integer >= 1, got {getattr(self, name)}")
         if self.rollout_workers is not None and self.rollout_workers < 1:
             raise ValueError(f"training.rollout_workers: expected null or an integer >= 1, got {self.rollout_workers}")
-        if self.max_seconds is not None and self.max_seconds <= 0:
+        if self.max_seconds is not None and not self.max_seconds > 0:
             raise ValueError(f"training.max_seconds: expected null or a number above 0, got {self.max_seconds}")
         if self.num_rollouts % self.group_size:
             raise ValueError(

@@ -71,6 +71,13 @@ def words(command, policy, out, *more):
         ("rollout.engine=none", "rollout.engine: expected one of"),
         ("rollout.temperature=-1", "rollout.temperature: expected a number >= 0"),
         ("evaluation.tasks=100000", "panel.limit: expected 1 to 4"),
+        ("ppo.value_clip=.nan", "ppo.value_clip: expected a finite number, got nan"),
+        ("training.learning_rate=.inf", "training.learning_rate: expected a finite number, got inf"),
+        ("sft.weight_decay=.nan", "sft.weight_decay: expected a finite number, got nan"),
+        (
+            "curriculum={levels: [1, 2], success: 1.5}",
+            "curriculum.success: expected null or a share in (0, 1], got 1.5",
+        ),
         ("not-an-override", "override: expected dotted.key=value, got 'not-an-override'"),
     ],
 )

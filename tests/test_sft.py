@@ -165,6 +165,17 @@ def test_early_stop_counts_checks_and_restores_the_best_weights():
         assert torch.equal(weight, snapshots[1][name])
 
 
+def test_a_check_of_which_nothing_came_is_no_best():
+    """Every episode of a panel failed: the first check, then a later one."""
+    scores = iter([math.nan, 0.2, math.nan, 0.1])
+    config = SFTConfig(epochs=50, batch_size=8, eval_every=1, patience=2)
+    result = train_sft(trainer(config), ROWS, config, evaluate=lambda: next(scores))
+    assert (result.stopped, result.steps, result.best_step, result.best_score) == ("patience", 4, 2, 0.2)
+    for name in ("weight_decay", "max_grad_norm", "time_limit", "stop_at"):
+        with pytest.raises(ValueError, match=f"sft.{name}: expected .*got nan"):
+            SFTConfig(**{name: math.nan})
+
+
 def test_imitation_stops_at_a_score():
     scores = iter([0.1, 0.6, 0.9])
     config = SFTConfig(epochs=50, batch_size=8, eval_every=2, patience=None, stop_at=0.5)

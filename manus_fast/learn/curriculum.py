@@ -64,6 +64,7 @@ class CurriculumConfig:
     """Episodes over which a stage's success is measured: so many it lasts at least."""
 
     def __post_init__(self) -> None:
+        StageConfig(success=self.success, steps=self.steps)  # raises on a number that no stage may have
         if self.window < 1:
             raise ValueError(f"curriculum.window: expected an integer >= 1, got {self.window}")
         if self.stages and (self.levels or self.rounds):

@@ -8,6 +8,7 @@ early stop and what a checkpoint needs are here.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -56,11 +57,13 @@ class OfflineConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{self.block}.{name}: expected an integer >= 1, got {getattr(self, name)}")
         for name in ("patience", "time_limit", "max_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"{self.block}.{name}: expected null or a number above 0, got {getattr(self, name)}")
         for name in ("weight_decay", "max_grad_norm"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{self.block}.{name}: expected a number >= 0, got {getattr(self, name)}")
+        if self.stop_at is not None and math.isnan(self.stop_at):
+            raise ValueError(f"{self.block}.stop_at: expected null or a number, got {self.stop_at}")
         schedule(self.learning_rate, f"{self.block}.learning_rate")
 
     def optimizer(self) -> OptimizerConfig:
@@ -242,9 +245,10 @@ def _mean(backend: Backend, x: float) -> float:
 
 
 def _check(state: OfflineState, score: float, backend: Backend) -> float:
-    """Records a validation score; keeps the weights when it is the best so far."""
+    """Records a validation score; keeps the weights when it is the best so far. A check of which nothing came, as where
+    every episode failed, has nan: it is no rise, and whatever comes after it is one."""
     state.history.append((state.step, score))
-    if state.best_score is None or score > state.best_score:
+    if not math.isnan(score) and (state.best_score is None or score > state.best_score):
         state.best_score, state.best_step, state.checks_without_rise = score, state.step, 0
         state.best = {name: w.detach().to("cpu", copy=True) for name, w in backend.named_masters()}
     else:

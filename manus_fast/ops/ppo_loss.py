@@ -63,11 +63,11 @@ class PPOLossConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got '{getattr(self, name)}'")
-        if not 0 <= self.clip_range <= 1 or self.high < 0:
+        if not 0 <= self.clip_range <= 1 or not self.high >= 0:
             raise ValueError(f"clip_range: expected 0 to 1 (high >= 0), got {self.clip_range}, high {self.high}")
-        if self.dual_clip is not None and self.dual_clip <= 1:
+        if self.dual_clip is not None and not self.dual_clip > 1:
             raise ValueError(f"dual_clip: expected a number > 1 or None, got {self.dual_clip}")
-        if self.value_clip is not None and self.value_clip <= 0:
+        if self.value_clip is not None and not self.value_clip > 0:
             raise ValueError(f"value_clip: expected a number > 0 or None, got {self.value_clip}")
         needs_length = self.aggregation == "seq-mean-token-sum-norm"
         if needs_length and (self.norm_length is None or self.norm_length < 1):
