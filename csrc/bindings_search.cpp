@@ -53,6 +53,20 @@ LeafRows leaf_rows(std::int32_t* data, std::int64_t count) {
   return LeafRows{data, data + count, data + 2 * count, data + 3 * count, data + 4 * count};
 }
 
+// int32 numbers of whatever integers came; forcing a cast would cut fractions off and wrap large numbers around.
+Array<std::int32_t> integers(const py::object& given, const char* name) {
+  if (py::isinstance<py::array_t<std::int32_t>>(given)) return Array<std::int32_t>::ensure(given);
+  const py::array array = py::array::ensure(given);
+  MF_CHECK(array && (array.size() == 0 || array.dtype().kind() == 'i' || array.dtype().kind() == 'u'), name,
+           ": expected integers, got ", std::string(py::str(array ? py::object(array.dtype()) : py::type::of(given))));
+  const Array<std::int64_t> wide = Array<std::int64_t>::ensure(array);
+  for (py::ssize_t i = 0; i < wide.size(); ++i) {
+    MF_CHECK(wide.data()[i] >= INT32_MIN && wide.data()[i] <= INT32_MAX, name, ": expected integers of 32 bits, got ",
+             wide.data()[i]);
+  }
+  return Array<std::int32_t>::ensure(wide);
+}
+
 LeafRows leaf_rows(const Array<std::int32_t>& leaves) {
   MF_CHECK(leaves.ndim() == 2 && leaves.shape(0) == 5, "leaves: expected the rows that select() gave, an array [5, n]");
   return leaf_rows(const_cast<std::int32_t*>(leaves.data()), leaves.shape(1));  // read only from here on
@@ -66,9 +80,13 @@ const T* checked(const Optional<T>& array, std::int64_t count, const char* name)
   return array->data();
 }
 
-py::array_t<std::int32_t> select(Batch& batch, int leaves, const Optional<std::int32_t>& which) {
+py::array_t<std::int32_t> select(Batch& batch, int leaves, const std::optional<py::object>& given) {
+  Optional<std::int32_t> which;
+  if (given) which = integers(*given, "trees");
+  MF_CHECK(!which || which->ndim() == 1, "trees: expected a list of indices, got ", which->ndim(), " dimensions");
   const std::int64_t trees = which ? which->size() : batch.trees.num_trees();
-  MF_CHECK(leaves >= 1, "leaves: expected an integer >= 1, got ", leaves);
+  MF_CHECK(leaves >= 1 && leaves <= static_cast<int>(search::kMaxInFlight), "leaves: expected 1 to ",
+           search::kMaxInFlight, ", got ", leaves);
   py::array_t<std::int32_t> out({std::int64_t{5}, trees * leaves});
   const LeafRows rows = leaf_rows(out.mutable_data(), trees * leaves);
   const std::int32_t* indices = which ? which->data() : nullptr;
@@ -96,8 +114,9 @@ Answers answers_of(std::int64_t count, const Optional<double>& values, const Opt
 }
 
 void update(Batch& batch, const Array<std::int32_t>& leaves, const Array<double>& values,
-            const Optional<float>& priors, const Optional<std::int32_t>& counts, const Optional<float>& rewards,
+            const Optional<float>& priors, const std::optional<py::object>& given, const Optional<float>& rewards,
             const Optional<bool>& terminal) {
+  const Optional<std::int32_t> counts = given ? Optional<std::int32_t>(integers(*given, "counts")) : std::nullopt;
   const LeafRows rows = leaf_rows(leaves);
   const std::int64_t count = leaves.shape(1);
   const Answers answers = answers_of(count, values, priors, counts, rewards, terminal);
@@ -105,7 +124,8 @@ void update(Batch& batch, const Array<std::int32_t>& leaves, const Array<double>
 }
 
 void expand(Batch& batch, const Array<std::int32_t>& leaves, const Array<float>& priors,
-            const Optional<std::int32_t>& counts, const Optional<float>& rewards, const Optional<bool>& terminal) {
+            const std::optional<py::object>& given, const Optional<float>& rewards, const Optional<bool>& terminal) {
+  const Optional<std::int32_t> counts = given ? Optional<std::int32_t>(integers(*given, "counts")) : std::nullopt;
   const LeafRows rows = leaf_rows(leaves);
   const std::int64_t count = leaves.shape(1);
   const Answers answers = answers_of(count, std::nullopt, priors, counts, rewards, terminal);
@@ -337,15 +357,22 @@ void register_search(py::module_& module) {
       .def("drop", &drop)
       .def("advance_root",
            [](Batch& batch, std::int32_t tree, std::int32_t action) {
-             return int_array(unlocked(batch, [&] { return batch.trees.advance_root(tree, action); }));
+             return int_array(unlocked(batch, [&] {
+               batch.trees.checked_tree(tree);
+               MF_CHECK(!batch.worlds || !batch.worlds->world(tree), "advance_root: tree ", tree,
+                        " has a world, which only advance_world moves along");
+               return batch.trees.advance_root(tree, action);
+             }));
            })
-      .def("reset", [](Batch& batch, std::int32_t tree) { unlocked(batch, [&] { batch.trees.reset(tree); }); })
+      .def("reset",
+           [](Batch& batch, std::int32_t tree) {
+             unlocked(batch, [&] { batch.worlds ? batch.worlds->reset(tree) : batch.trees.reset(tree); });
+           })
       .def("add_root_noise",
-           [](Batch& batch, double alpha, double fraction, std::int32_t index) {
+           [](Batch& batch, double alpha, double fraction, const std::optional<std::int32_t>& index) {
              unlocked(batch, [&] {
-               if (index >= 0) {
-                 batch.trees.checked_tree(index);
-                 batch.trees.add_root_noise(index, alpha, fraction);
+               if (index) {
+                 batch.trees.add_root_noise(*index, alpha, fraction);
                  return;
                }
                for (std::int32_t b = 0; b < batch.trees.num_trees(); ++b) {
@@ -357,7 +384,9 @@ void register_search(py::module_& module) {
       .def("gumbel_actions",
            [](Batch& batch) {
              std::vector<std::int32_t> out;
-             for (std::int32_t b = 0; b < batch.trees.num_trees(); ++b) out.push_back(batch.trees.gumbel_action(b));
+             unlocked(batch, [&] {
+               for (std::int32_t b = 0; b < batch.trees.num_trees(); ++b) out.push_back(batch.trees.gumbel_action(b));
+             });
              return int_array(out);
            })
       .def("root_visits", &root_visits)

@@ -264,3 +264,43 @@ def test_search_calls_from_several_threads():
         thread.join()
     assert trees.in_flight.sum() == 0
     assert trees.root_visits().sum() == sum(done)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda batch: batch.select(trees=[0.5]), "trees: expected integers, got float64"),
+        (lambda batch: batch.select(trees=[1 << 32]), "trees: expected integers of 32 bits, got 4294967296"),
+        (lambda batch: batch.select(trees=[[0, 1]]), "trees: expected a list of indices, got 2 dimensions"),
+        (lambda batch: batch.select(leaves=2**31 - 1), "leaves: expected 1 to 255, got 2147483647"),
+        (lambda batch: batch.add_root_noise(1.0, 0.25, -1), "tree: expected an index below 2, got -1"),
+        (lambda batch: batch.set_roots([0, 0], np.ones((2, 2))), "set_roots: expected trees whose roots were not"),
+    ],
+)
+def test_search_numbers_are_neither_cut_nor_wrapped_around(call, message):
+    batch = fresh(2)
+    with pytest.raises(ValueError, match=message):
+        call(batch)
+    assert not batch.in_flight.any() and batch.simulations.tolist() == [1, 1]
+
+
+def test_search_counts_must_be_integers():
+    batch = TreeBatch(1, 50, max_actions=2)
+    leaves = batch.select()
+    with pytest.raises(ValueError, match="counts: expected integers, got float64"):
+        batch.update(leaves, [0.0], np.ones((1, 2)), counts=[1.5])
+    batch.update(leaves, [0.0], np.ones((1, 2)), counts=np.array([1], np.uint8))
+    assert batch.view(0).num_actions.tolist() == [1]
+
+
+def test_search_roots_can_be_set_after_answers_that_were_none():
+    batch = TreeBatch(1, 50, max_actions=2)
+    with pytest.raises(TypeError):
+        batch.set_roots([0.0], "priors")
+    batch.set_roots([0.0], np.ones((1, 2)))
+    assert batch.simulations.tolist() == [1]
+
+
+def test_search_a_block_that_no_address_reaches_is_refused():
+    with pytest.raises(MemoryError):
+        TreeBatch(2**31 - 1, 2**31 - 1, max_edges=2**30 - 1)

@@ -18,8 +18,10 @@ from manus_fast.rewards.shaping import RewardConfig, make_shape
 from manus_fast.rollout.engine import Completion
 from manus_fast.rollout.scheduler import RolloutConfig
 from manus_fast.rollout.seeds import uniforms
+from manus_fast.search.base import Tree
 from manus_fast.search.config import STRATEGIES, MCTSConfig, SearchConfig
 from manus_fast.search.driver import Searcher
+from manus_fast.search.got import _merge
 from manus_fast.search.values import QUESTION
 
 ACTIONS = ("turn left", "turn right", "wait")
@@ -367,3 +369,16 @@ def test_a_config_that_cannot_be_served_says_what_it_expects():
     with pytest.raises(ValueError, match=r"search\.mcts\.leaves"):
         MCTSConfig(leaves=0)
     assert dataclasses.asdict(SearchConfig())["strategy"] == "mcts"
+
+
+def test_got_never_ends_a_path_for_what_follows_on_it():
+    config = SearchConfig(strategy="got", prune_repeats=False)
+    tree = Tree(0, tasks("L")[0], 0, config, max_steps=8)
+    above = tree.add(tree.root, None)
+    below, beside = tree.add(above, None), tree.add(tree.root, None)
+    tree.root.situation, above.situation = 1, 2
+    below.situation = beside.situation = 2
+    below.reward = 1.0  # a turn back into the situation above that pays
+    known = {1: tree.root, 2: above}
+    assert _merge(tree, [below], known) == [below] and above.merged_into is None
+    assert _merge(tree, [beside], known) == [] and beside.merged_into is below

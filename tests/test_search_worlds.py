@@ -306,3 +306,53 @@ def test_search_hashed_visits_sum_to_the_simulations():
     trees.search_hashed(300, 7, seed=5)
     assert (trees.root_visits().sum(axis=1) == 300).all()
     assert (trees.simulations == 301).all()
+
+
+def ring(roots: list[int]) -> dict[str, np.ndarray]:
+    """Three states in a ring, forwards or back, each turn worth 1."""
+    return {
+        "actions": np.full(3, 2),
+        "next": np.array([[1, 2], [2, 0], [0, 1]]),
+        "rewards": np.ones((3, 2)),
+        "terminal": np.zeros((3, 2), bool),
+        "priors": np.ones((3, 2)),
+        "values": np.arange(3.0),
+        "roots": np.array(roots),
+    }
+
+
+def test_search_a_tree_that_was_reset_searches_from_its_world_as_a_fresh_one():
+    batches = [TreeBatch(2, 64, max_actions=2) for _ in range(2)]
+    for batch in batches:
+        batch.set_tables(**ring([0, 1]))
+        batch.search_worlds(20)
+    batches[0].reset(0)
+    batches[0].search_worlds(20)
+    batches[1].set_tables(**ring([0, 1]))
+    batches[1].search_worlds(20)
+    views = [batch.view(0) for batch in batches]
+    for field in ("parent", "action", "visits", "q"):
+        assert np.array_equal(getattr(views[0], field), getattr(views[1], field))
+
+
+def test_search_worlds_are_made_for_nodes_that_were_expanded_by_hand():
+    batch = TreeBatch(1, 64, max_actions=2)
+    batch.set_tables(**ring([0]))
+    batch.set_roots([0.0], np.ones((1, 2)))
+    for _ in range(4):
+        batch.update(batch.select(), [0.0], np.ones((1, 2)), rewards=[1.0])
+    batch.search_worlds(20)
+    assert batch.root_visits().sum() == 24
+    view = batch.view(0)
+    assert (view.reward[1:] == 1.0).all()  # every turn of the ring, whoever played it
+    with pytest.raises(ValueError, match="tree 0 has a world, which only advance_world moves along"):
+        batch.advance_root([0])
+
+
+def test_search_an_action_that_the_world_lacks_is_told():
+    batch = TreeBatch(1, 64, max_actions=3)
+    batch.set_tables(**ring([0]))
+    batch.set_roots([0.0], np.ones((1, 3)))
+    with pytest.raises(ValueError, match="was reached by an action that its world does not have"):
+        batch.search_worlds(9)
+    assert batch.in_flight.tolist() == [0]

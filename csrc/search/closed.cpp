@@ -1,6 +1,7 @@
 #include "search/closed.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "common/check.h"
 #include "common/parallel.h"
@@ -129,27 +130,44 @@ const World* WorldSearch::world(std::int32_t index) const {
   return kept.by_node.empty() ? nullptr : kept.by_node[0].get();
 }
 
-void WorldSearch::evaluate(std::int32_t index, std::int32_t id, std::vector<float>& priors) {
-  Kept& kept = worlds_[index];
-  const Node& node = batch_.tree(index).nodes[id];
-  if (static_cast<std::size_t>(id) >= kept.by_node.size()) kept.by_node.resize(id + 1);
-  WorldStep step;
-  if (id != 0 && !kept.by_node[id]) {
-    kept.by_node[id] = kept.by_node[node.parent]->clone();
-    step = kept.by_node[id]->step(node.action);
-  } else if (id != 0) {
-    step.reward = node.reward;  // evaluated before, not expanded for lack of memory
+void WorldSearch::reset(std::int32_t index) {
+  batch_.reset(index);
+  std::vector<std::unique_ptr<World>>& worlds = worlds_[index].by_node;
+  if (!worlds.empty()) worlds.resize(1);
+}
+
+// The world of a node, made from the nearest one above it that is there: nodes that were expanded from outside of this
+// loop have none yet. `step` is what the turn into the node gave. A world is kept only once its step has succeeded.
+const World& WorldSearch::world_of(std::int32_t index, std::int32_t id, WorldStep& step) {
+  std::vector<std::unique_ptr<World>>& worlds = worlds_[index].by_node;
+  Node& node = batch_.tree(index).nodes[id];
+  if (static_cast<std::size_t>(id) >= worlds.size()) worlds.resize(id + 1);
+  if (worlds[id]) {
+    step.reward = node.reward;
+    return *worlds[id];
   }
+  std::unique_ptr<World> world = world_of(index, node.parent, step).clone();
+  MF_CHECK(node.action < world->num_actions(), "search: node ", id, " of tree ", index,
+           " was reached by an action that its world does not have");
+  step = world->step(node.action);
+  MF_CHECK(std::isfinite(step.reward), "World::step: expected a finite reward, got ", step.reward);
+  if (!batch_.tree(index).expanded(node)) node.reward = step.reward;
+  worlds[id] = std::move(world);
+  return *worlds[id];
+}
+
+void WorldSearch::evaluate(std::int32_t index, std::int32_t id, std::vector<float>& priors) {
+  WorldStep step;
+  const World& world = world_of(index, id, step);
   if (step.terminal) {
     batch_.answer_one(index, id, nullptr, 0.0, 0, step.reward, true, 0.0);
     return;
   }
-  const World& world = *kept.by_node[id];
   const std::int32_t actions = world.num_actions();
   MF_CHECK(actions >= 0 && actions <= kMaxActions, "World::num_actions: expected 0 to ", kMaxActions, ", got ",
            actions);
   priors.resize(std::max<std::size_t>(priors.size(), actions));
-  Rng rng(counter_hash(batch_.config().seed, index, kept.evaluations++), 3);
+  Rng rng(counter_hash(batch_.config().seed, index, worlds_[index].evaluations++), 3);
   const double value = world.evaluate(priors.data(), rng);
   MF_CHECK(value >= -1e100 && value <= 1e100, "World::evaluate: expected a value within +-1e100, got ", value);
   const double sum = actions == 0 ? 0.0 : checked_prior_sum(priors.data(), actions, id);

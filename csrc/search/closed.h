@@ -28,6 +28,8 @@ class WorldSearch {
   // `simulations` descents in each tree that has a root world, `leaves` in flight at a time; a root that was
   // not evaluated yet is evaluated first, which is not counted.
   void run(std::int32_t simulations, int leaves);
+  // Empties the tree; its root's world stays.
+  void reset(std::int32_t index);
   // Steps into the child under `action`, keeping its subtree and worlds. Returns what the step gave.
   WorldStep advance(std::int32_t index, std::int32_t action);
   const World* world(std::int32_t index) const;
@@ -37,6 +39,7 @@ class WorldSearch {
     std::vector<std::unique_ptr<World>> by_node;
     std::uint64_t evaluations = 0;
   };
+  const World& world_of(std::int32_t index, std::int32_t node, WorldStep& step);
   void evaluate(std::int32_t index, std::int32_t node, std::vector<float>& priors);
 
   TreeBatch& batch_;

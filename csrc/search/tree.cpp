@@ -56,11 +56,14 @@ TreeBatch::TreeBatch(std::int32_t num_trees, std::int32_t max_nodes, std::int64_
   MF_CHECK(config.gumbel_considered == 0 || config.gumbel_simulations >= 1,
            "gumbel_simulations: expected an integer >= 1 when gumbel_considered is set, got ",
            config.gumbel_simulations);
+  MF_CHECK(config.gumbel_simulations <= static_cast<std::int32_t>(kVisitMask), "gumbel_simulations: expected at most ",
+           kVisitMask, ", got ", config.gumbel_simulations);
   MF_CHECK(config.gumbel_visit >= 0 && config.gumbel_visit <= 1e100 && config.gumbel_scale >= 0 &&
                config.gumbel_scale <= 1e100,
            "gumbel_visit, gumbel_scale: expected numbers from 0 to 1e100, got ", config.gumbel_visit, ", ",
            config.gumbel_scale);
   stride_ = region_bytes(max_nodes, max_edges);
+  if (stride_ > (std::numeric_limits<std::size_t>::max() / 2) / num_trees) throw std::bad_alloc();
   const std::size_t total = (stride_ * num_trees + kHugePage - 1) / kHugePage * kHugePage;
   arena_.reset(static_cast<unsigned char*>(std::aligned_alloc(kHugePage, total)));
   if (!arena_) throw std::bad_alloc();

@@ -14,6 +14,7 @@ The rules (scores, ties, virtual loss, noise) are those of `reference.py`, bit f
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -195,13 +196,12 @@ class TreeBatch:
 
     def set_roots(self, values: ArrayLike, priors: ArrayLike, *, counts: ArrayLike | None = None) -> None:
         """Evaluates the roots of fresh trees: values [trees], priors [trees, A]. Not a simulation."""
-        leaves = self.select()
-        if (leaves.parent != -1).any() or (leaves.status != EVALUATE).any():
-            self.drop(leaves)
+        if self.simulations.any() or self.in_flight.any():
             raise ValueError("set_roots: expected trees whose roots were not evaluated yet, got trees that have grown")
+        leaves = self.select()
         try:
             self.update(leaves, values, priors, counts=counts)
-        except ValueError:
+        except Exception:
             self.drop(leaves)
             raise
 
@@ -209,24 +209,24 @@ class TreeBatch:
         """Makes the child under actions[b] the root of tree b and frees the rest; action -1 empties the tree.
 
         Returns per tree int32 [kept]: the id that each kept node had (its new id is the position); empty where the
-        child was never visited. Raises ValueError while leaves of a tree are in flight.
+        child was never visited. Raises ValueError while leaves of a tree are in flight, or where it has a world.
         """
         if len(actions) != self.num_trees:
             raise ValueError(f"actions: expected one per tree ({self.num_trees}), got {len(actions)}")
-        return [self._trees.advance_root(tree, int(action)) for tree, action in enumerate(actions)]
+        return [self._trees.advance_root(tree, operator.index(action)) for tree, action in enumerate(actions)]
 
     def advance_tree(self, tree: int, action: int) -> np.ndarray:
         """`advance_root` of one tree."""
         return self._trees.advance_root(tree, action)
 
     def reset(self, tree: int) -> None:
-        """Empties one tree."""
+        """Empties one tree; the world of one that has it (`set_tables`, `set_household`) stays where it is."""
         self._trees.reset(tree)
 
     def add_root_noise(self, alpha: float, fraction: float, tree: int | None = None) -> None:
         """Root priors become (1 - fraction) · P + fraction · Dirichlet(alpha), in one tree, or in every tree with an
         expanded root. Raises ValueError where the root of `tree` is not expanded."""
-        self._trees.add_root_noise(alpha, fraction, -1 if tree is None else tree)
+        self._trees.add_root_noise(alpha, fraction, tree)
 
     def gumbel_actions(self) -> np.ndarray:
         """Sequential halving's choice per tree, int32 [trees]; -1 where the root has no action."""

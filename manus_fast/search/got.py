@@ -60,8 +60,8 @@ def _merge(tree: Tree, nodes: list[Node], known: dict[int, Node]) -> list[Node]:
         else:
             better = (node.total(discount), -node.depth) > (rival.total(discount), -rival.depth)
         if better:
-            if rival is not None and rival is not node:
-                rival.merged_into = node
+            if rival is not None and rival is not node and rival not in (tree.root, *node.path):
+                rival.merged_into = node  # never one of its own path, which would end with it
             node.merged_into = None
             known[node.situation] = kept[node.situation] = node
         else:
