@@ -1,5 +1,6 @@
 #include "common/parallel.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -199,6 +200,10 @@ struct EndPool {
 
 std::unique_ptr<Pool, EndPool> pool;
 std::atomic<int> wanted_threads{0};
+
+// A fork waits for a loop that another thread runs: the child would find the mutex held by nobody.
+[[maybe_unused]] const int fork_handlers = pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); },
+                                                          [] { pool_mutex.unlock(); });
 
 }  // namespace
 

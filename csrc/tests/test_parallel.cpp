@@ -130,3 +130,32 @@ TEST_CASE("a forked child, which has none of the threads, ends") {
     CHECK(WEXITSTATUS(status) == 0);
   }
 }
+
+#ifndef __SANITIZE_THREAD__  // which knows no threads in a forked child
+TEST_CASE("a child that was forked while another thread ran a loop can run one") {
+  const Threads set(2);
+  std::atomic<bool> stop{false};
+  std::atomic<int> sum{0};
+  const auto loop = [&] {
+    parallel_for(256, 8, [&](std::int64_t begin, std::int64_t end) { sum += static_cast<int>(end - begin); });
+  };
+  std::thread other([&] {
+    while (!stop) loop();
+  });
+  for (int i = 0; i < 20; ++i) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      alarm(10);  // ends a child that waits for ever
+      sum = 0;
+      loop();
+      _exit(sum == 256 ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
+  }
+  stop = true;
+  other.join();
+}
+#endif
