@@ -278,3 +278,21 @@ def test_row_boundaries_that_do_not_cover_the_tokens_are_refused():
     with dispatch.forced("cpu"), pytest.raises(ValueError, match="cu_seqlens: expected a rising sequence from 0 to 5"):
         gae(torch.zeros(5), torch.zeros(5), torch.ones(5, dtype=torch.bool), 0.9, 0.9,
             cu_seqlens=torch.tensor([0, 9], dtype=torch.int32))  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_one_node_of_a_whole_graph(on, backend):
+    torch._dynamo.reset()
+    inputs, options = make((3, 20), turns=False)
+    inputs = {name: x.to(on[1]) for name, x in inputs.items()}
+    boot = options["bootstrap"].to(on[1])
+
+    def step(rewards, values, mask):
+        advantages, returns, stats = gae(rewards * 2, values, mask, 0.9, 0.8, bootstrap=boot)
+        return advantages + 1, returns, stats
+
+    plain = step(**inputs)
+    whole = torch.compile(step, fullgraph=True, backend=backend)(**inputs)
+    assert all(torch.equal(a, b) for a, b in zip(plain, whole, strict=True))
+    inputs["values"].requires_grad_()
+    assert not any(x.requires_grad for x in torch.compile(step, fullgraph=True, backend=backend)(**inputs))

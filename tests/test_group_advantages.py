@@ -152,3 +152,15 @@ def test_wrong_arguments_are_named(arguments, message):
     good = {"rewards": torch.zeros(3), "group": torch.zeros(3, dtype=torch.int64)}
     with pytest.raises(ValueError, match=message):
         group_advantages(**{**good, **arguments})
+
+
+def test_one_node_of_a_whole_graph():
+    torch._dynamo.reset()
+    rewards, group = torch.tensor([1.0, 2.0, 4.0, torch.nan, 3.0]), torch.tensor([0, 0, 1, 1, 1])
+    episode, anchor = torch.tensor([0, 0, 1, 2, 4]), torch.tensor([7, 8, 7, 7, 7])
+
+    def step(rewards):
+        return gigpo_advantages(rewards * 2, rewards, group, episode, anchor) + 1
+
+    whole = torch.compile(step, fullgraph=True, backend="aot_eager")(rewards)
+    assert torch.equal(whole, step(rewards))

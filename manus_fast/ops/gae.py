@@ -9,7 +9,6 @@ import torch
 from manus_fast.ops import dispatch
 
 
-@torch.compiler.disable  # a compiled function that calls it breaks its graph here and goes on after
 def gae(
     rewards: torch.Tensor,
     values: torch.Tensor,
@@ -37,6 +36,9 @@ def gae(
     and sum of squared deviations of the advantages over the mask (`merge_stats` joins ranks, `normalizer` gives mean
     and rstd). No gradient flows. ValueError for shapes, dtypes or layouts other than these; inputs must be contiguous.
     """
+    if torch.compiler.is_compiling():  # one node of the graph, which takes the way below when it runs
+        arrays = [None if x is None else x.detach() for x in (rewards, values, mask, bootstrap, cu_seqlens, turn_id)]
+        return _gae_in_graph(*arrays, gamma, lam, token_gamma, token_lam)
     _check(rewards, values, mask, bootstrap, cu_seqlens, turn_id)
     for name, value in (("gamma", gamma), ("lam", lam), ("token_gamma", token_gamma), ("token_lam", token_lam)):
         if not 0 <= value <= 1:
@@ -51,6 +53,30 @@ def gae(
             rewards, values, mask, gamma, lam,
             bootstrap=bootstrap, cu_seqlens=cu_seqlens, turn_id=turn_id, token_gamma=token_gamma, token_lam=token_lam,
         )  # fmt: skip
+
+
+@torch.library.custom_op("manus_fast::gae", mutates_args=())
+def _gae_in_graph(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    bootstrap: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    turn_id: torch.Tensor | None,
+    gamma: float,
+    lam: float,
+    token_gamma: float,
+    token_lam: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return gae(
+        rewards, values, mask, gamma, lam,
+        bootstrap=bootstrap, cu_seqlens=cu_seqlens, turn_id=turn_id, token_gamma=token_gamma, token_lam=token_lam,
+    )  # fmt: skip
+
+
+@_gae_in_graph.register_fake
+def _(rewards, *_):
+    return torch.empty_like(rewards), torch.empty_like(rewards), rewards.new_empty(3, dtype=torch.float64)
 
 
 def merge_stats(stats: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ KINDS = ("grpo", "dr_grpo", "rloo")
 UNITS = ("trajectory", "step")
 
 
-@torch.compiler.disable  # a compiled function that calls it breaks its graph here and goes on after
 def group_advantages(
     rewards: torch.Tensor,
     group: torch.Tensor,
@@ -34,6 +33,8 @@ def group_advantages(
 
     Groups whose rewards are all equal give exactly 0. ValueError for other shapes, types or names.
     """
+    if torch.compiler.is_compiling():  # one node of the graph, which takes the way below when it runs
+        return _in_graph(rewards.detach(), group, trajectory, kind, unit, singleton, eps)
     if rewards.dim() != 1 or rewards.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"rewards: expected float32 [E], got {rewards.dtype} {list(rewards.shape)}")
     for name, ids in (("group", group), ("trajectory", trajectory)):
@@ -55,6 +56,26 @@ def group_advantages(
         if rewards.dtype == torch.float64:
             from manus_fast.ops.reference import group_advantages as run
         return run(rewards, group, kind=kind, counted=counted, singleton=singleton, eps=eps)
+
+
+@torch.library.custom_op("manus_fast::group_advantages", mutates_args=())
+def _in_graph(
+    rewards: torch.Tensor,
+    group: torch.Tensor,
+    trajectory: torch.Tensor | None,
+    kind: str,
+    unit: str,
+    singleton: str,
+    eps: float,
+) -> torch.Tensor:
+    return group_advantages(
+        rewards, group, kind=kind, unit=unit, trajectory=trajectory, singleton=singleton, eps=eps
+    )  # fmt: skip
+
+
+@_in_graph.register_fake
+def _(rewards, *_):
+    return torch.empty_like(rewards, memory_format=torch.contiguous_format)
 
 
 def step_groups(group: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
