@@ -144,10 +144,12 @@ def _ops(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _demo(record: dict[str, Any]) -> list[str]:
-    tasks = record["rows"][0]["tasks"]
+    first = record["rows"][0]
+    tasks, types = first["tasks"], len(first["ppo_against_sft"]["per_type"])
     lines = [
         f"The demo, {record['jobs']} runs side by side on {record['cpus']} CPU cores: success in per cent on the",
-        f"{tasks} tasks of valid_unseen (`{record['command']}`).",
+        f"{tasks} tasks of valid_unseen, {types} task types (`{record['command']}` at commit {record['commit']},",
+        "with that commit's settings).",
         "",
         "| seed | SFT | PPO | SFT continued for PPO's time | PPO - SFT | PPO - control |",
         "|---|---|---|---|---|---|",
