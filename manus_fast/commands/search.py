@@ -68,6 +68,9 @@ def search(
 
     if strategy is not None and strategy not in STRATEGIES:
         raise UserError(f"--strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    for flag, given in (("--draw", draw), ("--preferences", preferences)):
+        if given is not None and (Path(given).is_dir() or not Path(given).parent.is_dir()):
+            raise UserError(f"{flag}: expected a file in a folder that exists, got {given}")
     file = common.find_config(config, "search_household")
     flags = {"model.path": model, "search.strategy": strategy, "search.budget_tokens": budget}
     if value_model is not None and reward_model is not None:
