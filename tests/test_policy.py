@@ -111,6 +111,7 @@ def test_layers_share_one_compiled_code(monkeypatch):
     compiled = functools.partial(module.attention.compile_layers, backend="eager")
     monkeypatch.setattr(module.attention, "compile_layers", compiled)
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     graphs = torch._dynamo.utils.counters["stats"]
     plain, fast = Policy(tiny_model(layers=4)), Policy(tiny_model(layers=4), compile_layers=True)
     seen = []
