@@ -59,6 +59,7 @@ def read_values(
         key, equals, _ = override.partition("=")
         if not equals or not key.strip() or any(not part for part in key.strip().split(".")):
             raise ValueError(f"override: expected dotted.key=value, got {override!r}")
+        _check_above(merged, key.strip())
         try:
             merged = OmegaConf.merge(merged, OmegaConf.from_dotlist([override]))
         except Exception as error:  # YAML and OmegaConf errors share no base class
@@ -69,9 +70,26 @@ def read_values(
         raise ValueError(f"config: {_first(error)}") from error
 
 
+def _check_above(merged: Any, key: str) -> None:
+    """Whether an override may go beneath what is there: nothing, null or a mapping, which it would else replace."""
+    from omegaconf import OmegaConf
+
+    parts = key.split(".")[:-1]
+    for depth in range(1, len(parts) + 1):
+        if OmegaConf.is_missing(merged, parts[depth - 1]) or OmegaConf.is_interpolation(merged, parts[depth - 1]):
+            return
+        merged = merged.get(parts[depth - 1])
+        if merged is None:
+            return
+        if not OmegaConf.is_dict(merged):
+            plain = OmegaConf.to_container(merged) if OmegaConf.is_list(merged) else merged
+            raise ValueError(f"{'.'.join(parts[:depth])}: expected a mapping of keys, got {_describe(plain)}")
+
+
 def read_yaml(path: str | os.PathLike[str]) -> Any:
     """The mapping in a YAML file as an OmegaConf node. Raises ValueError: missing file, bad syntax, not a mapping."""
     from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
     file = Path(path)
@@ -79,6 +97,8 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
         raise ValueError(f"config: expected a YAML file, found none at {str(path)!r}")
     try:
         node = OmegaConf.load(file)
+    except OmegaConfBaseException as error:
+        raise ValueError(f"config: {file} holds what no config can: {_first(error)}") from error
     except YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" in line {mark.line + 1}" if mark else ""
@@ -164,11 +184,11 @@ def _bind(hint: Any, value: Any, key: str, base: Any, root: type[Any]) -> Any:
     for option in options:
         if option in (bool, int, float, str) and type(value) is option:
             if option is float and not math.isfinite(value):
-                raise ValueError(f"{key}: expected a finite number, got {value}")
+                raise ValueError(f"{key}: expected a finite number, got {value}")  # most comparisons let nan pass
             return value
     for option in options:
         origin, arguments = get_origin(option), get_args(option)
-        if option is float and type(value) is int:
+        if option is float and type(value) is int and abs(value) < 1 << 1000:
             return float(value)
         if option is int and type(value) is float and value.is_integer():
             return int(value)  # 1e6 is a float in YAML

@@ -108,6 +108,8 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
             raise ValueError(f"evaluation.temperature: expected a number >= 0, got {self.temperature}")
+        if self.freq is not None and self.freq < 1:
+            raise ValueError(f"evaluation.freq: expected null or an integer >= 1, got {self.freq}")
 
 
 @dataclass
@@ -158,6 +160,10 @@ class TrainingConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"training.{name}: expected an integer >= 1, got {getattr(self, name)}")
+        if self.save_trajectories < 0:
+            raise ValueError(f"training.save_trajectories: expected an integer >= 0, got {self.save_trajectories}")
+        if not 0 <= self.seed < 1 << 63:
+            raise ValueError(f"training.seed: expected an integer in [0, 2^63), got {self.seed}")
         if self.rollout_workers is not None and self.rollout_workers < 1:
             raise ValueError(f"training.rollout_workers: expected null or an integer >= 1, got {self.rollout_workers}")
         if self.max_seconds is not None and not self.max_seconds > 0:

@@ -78,6 +78,16 @@ def words(command, policy, out, *more):
             "curriculum={levels: [1, 2], success: 1.5}",
             "curriculum.success: expected null or a share in (0, 1], got 1.5",
         ),
+        ("evaluation.temperature=.nan", "evaluation.temperature: expected a finite number, got nan"),
+        ("rollout.oversubscription=.inf", "rollout.oversubscription: expected a finite number, got inf"),
+        ("training.max_seconds=.nan", "training.max_seconds: expected a finite number, got nan"),
+        ("training.seed=-1", "training.seed: expected an integer in [0, 2^63), got -1"),
+        ("training.save_trajectories=-1", "training.save_trajectories: expected an integer >= 0, got -1"),
+        ("evaluation.freq=0", "evaluation.freq: expected null or an integer >= 1, got 0"),
+        ("ppo.norm_length=0", "ppo.norm_length: expected null or a number above 0, got 0"),
+        ("environment.options={receptacles: x}", "receptacles: expected a count or [low, high] within 1 … 255"),
+        ("environment.options={receptacles: [1, 2, 3]}", "receptacles: expected a count or [low, high]"),
+        ("environment.options={objects: [true, 2]}", "objects: expected a count or [low, high] within 1 … 255"),
         ("not-an-override", "override: expected dotted.key=value, got 'not-an-override'"),
     ],
 )
@@ -90,6 +100,14 @@ def test_config_file(capsys, policy, out, tmp_path, command):
     file = tmp_path / "c.yaml"
     file.write_text("training: {seed: 1\n")
     refused(capsys, [command, "--config", file, f"training.output_dir={out}"], "is not valid YAML in line", out)
+    for text, message in (
+        ("null: 2\n", "holds what no config can"),
+        ("training: {output_dir: '${a'}\n", "holds what no config can"),
+        ("training: 3\n", "training: expected a mapping of keys, got 3 (an integer)"),
+        ("training: [1, 2]\n", "training: expected a mapping of keys, got a list ([1, 2])"),
+    ):
+        file.write_text(text)
+        refused(capsys, [command, "--config", file, f"training.output_dir={out}"], message, out)
     file.write_text("- a\n")
     refused(capsys, [command, "--config", file, f"training.output_dir={out}"], "to hold a mapping of keys", out)
     refused(capsys, [command, "--config", tmp_path / "none.yaml"], "--config: expected a YAML file", out)
@@ -100,6 +118,35 @@ def test_model_folder(capsys, policy, out, tmp_path, command):
     refused(capsys, words(command, "./missing", out), "found no folder at './missing'", out)
     refused(capsys, words(command, '""', out), "model.path: expected a model folder or hub name, got none", out)
     refused(capsys, words(command, tmp_path, out), "which holds no config.json", out)
+
+
+def damaged(change):
+    """A model folder after `change` of its config.json as a dictionary."""
+
+    def apply(folder):
+        file = folder / "config.json"
+        file.write_text(json.dumps(change(json.loads(file.read_text()))))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damaged(lambda values: []), "model: cannot load a tokenizer"),
+        (damaged(lambda values: {**values, "hidden_size": 32}), "[100, 16] instead of [100, 32] for"),
+        (damaged(lambda values: {**values, "hidden_size": "x"}), "expected int, got str"),
+        (damaged(lambda values: {**values, "hidden_size": -16}), "model: cannot load a"),
+        (lambda folder: (folder / "tokenizer.json").write_text("[]"), "model: cannot load a tokenizer"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "model: cannot load a tokenizer"),
+        (lambda folder: os.truncate(folder / "model.safetensors", 900), "model: cannot load a causal language model"),
+    ],
+)
+def test_damaged_model_folder(capsys, policy, out, tmp_path, damage, message):
+    copy = shutil.copytree(policy, tmp_path / "copy")
+    damage(copy)
+    refused(capsys, words("ppo", copy, out), message, out)
+    refused(capsys, ["eval", "household", "--model_path", copy, "--limit", "2", "--output_dir", out], message, out)
 
 
 @pytest.mark.parametrize("command", ["ppo", "sft"])

@@ -42,9 +42,18 @@ def config_beside(model: str | None) -> Path | None:
         return None
     for folder in (Path(model), *list(Path(model).resolve().parents)[:3]):
         file = folder / "config.json"
-        if file.is_file() and "environment" in json.loads(file.read_text()):
+        if file.is_file() and _is_of_a_run(file):
             return file
     return None
+
+
+def _is_of_a_run(file: Path) -> bool:
+    """Whether a config.json is a run's. One that cannot be read is a model's, and refused where that is opened."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return isinstance(values, dict) and "environment" in values
 
 
 def overrides(flags: Mapping[str, Any], extra: Sequence[str]) -> list[str]:

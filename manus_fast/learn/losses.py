@@ -122,7 +122,7 @@ class PPOConfig:
             raise ValueError(f"ppo.overlong_buffer: expected a share in [0, 1], got {self.overlong_buffer}")
         if self.variance_top_p is not None and not 0.0 < self.variance_top_p <= 1.0:
             raise ValueError(f"ppo.variance_top_p: expected null or a share in (0, 1], got {self.variance_top_p}")
-        for name in ("max_tokens", "target_kl"):
+        for name in ("max_tokens", "target_kl", "norm_length"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
                 raise ValueError(f"ppo.{name}: expected null or a number above 0, got {getattr(self, name)}")
         if self.advantage in CRITIC_KINDS and self.critic == "none":

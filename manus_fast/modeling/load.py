@@ -63,7 +63,6 @@ def _load(name: str, dtype: str, use_flash_attention_2: bool) -> Any:
         model.name_or_path = name
         return model
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     try:
@@ -72,9 +71,16 @@ def _load(name: str, dtype: str, use_flash_attention_2: bool) -> Any:
             dtype=getattr(torch, dtype),
             attn_implementation=attention(use_flash_attention_2),
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # told below, in one sentence
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except Exception as error:  # what a damaged folder raises in other libraries is of any type
         raise ValueError(f"model: cannot load a causal language model from {name!r}: {_first(error)}") from error
+    if found["mismatched_keys"]:
+        key, held, wanted = min(found["mismatched_keys"], key=lambda entry: entry[0])
+        raise ValueError(
+            f"model: expected weights of the shapes that config.json gives in {name!r}, "
+            f"got {list(held)} instead of {list(wanted)} for {key}"
+        )
     if found["missing_keys"]:
         # transformers would go on with random numbers in their place.
         raise ValueError(
@@ -91,7 +97,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
     name = check_model_path(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except Exception as error:  # as in _load
         raise ValueError(f"model: cannot load a tokenizer from {name!r}: {_first(error)}") from error
     if tokenizer.eos_token_id is None:
         raise ValueError(f"model: the tokenizer in {name!r} names no end-of-sequence token (eos_token), and needs one")
@@ -135,4 +141,6 @@ def end_ids(model: Any) -> list[int]:
 
 
 def _first(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """The first line of what an error says, and the second where the first only announces it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[:2] if lines[0].endswith(":") else lines[:1])
