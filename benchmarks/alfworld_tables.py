@@ -99,8 +99,9 @@ def rates(records: Sequence[Record]) -> list[str]:
     """Where the time goes, and how fast each phase is, a column a run."""
     columns = [run for record in records for run in _runs(record)]
     lines = [
-        "Where the time of training goes, evaluations left out, in per cent; `idle` is what neither the engine nor the",
-        f"update fills. Time to {100 * REACHED:.0f} %: of the sampled training episodes, mean of {WINDOW} iterations.",
+        "Where the time of training goes, evaluations left out, in per cent. `host` is environment and other together,",
+        "in which the engine may have a step under way; `idle`: no request, no update, no hand-over is under way.",
+        f"Time to {100 * REACHED:.0f} %: of the sampled training episodes, mean of {WINDOW} iterations.",
         "",
         "| | " + " | ".join(name for name, _ in columns) + " |",
         "|---|" + "---|" * len(columns),
@@ -117,6 +118,7 @@ def rates(records: Sequence[Record]) -> list[str]:
             phase.replace("_", "-"),
             lambda part, phase=phase: f"{100 * part['shares'][phase]:.1f}" if phase in part["shares"] else "",
         )
+    row("host", lambda part: f"{100 * part['host_share']:.1f}" if "host_share" in part else "")
     row("**idle**", lambda part: f"**{100 * part['idle_share']:.1f}**")
     rate("trajectories an hour", "trajectories_per_hour")
     rate("sampled tokens/s, inside the engine", "sampled_tokens_per_s")

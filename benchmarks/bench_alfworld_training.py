@@ -21,7 +21,8 @@ Each RL part has its curve (by seconds, environment steps and sampled tokens), i
 The panel is played greedily (`panel`) and at the training temperature (`sampled`). Shares are of the training time
 without evaluations. generation: inside the engine; environment: inside the worlds; log_prob: scoring the collection;
 update: gradients and steps; hand_over: new weights to the engine; other: the rest, as tokenising, rewards and records.
-idle is environment, other and nothing else: no request and no update under way.
+host_share is environment and other together, in which the engine may compute a step that it has under way. idle_share
+is the part of the time in which it has no request, and no update and no hand-over is under way either.
 """
 
 from __future__ import annotations
@@ -288,6 +289,7 @@ def run_figures(path: Path, seconds: float) -> dict[str, Any]:
         "hand_over": total("time/load"),
     }
     took["other"] = spent - sum(took.values())
+    idle = total("rollout/idle_seconds") + spent - total("rollout/seconds") - total("time/update") - took["hand_over"]
     episodes = total("rollout/episodes")
     return {
         "iterations": len(rows),
@@ -296,7 +298,8 @@ def run_figures(path: Path, seconds: float) -> dict[str, Any]:
         "tokens": tokens,
         "seconds": spent,
         "shares": {name: value / spent for name, value in took.items()},
-        "idle_share": (took["environment"] + took["other"]) / spent,
+        "host_share": (took["environment"] + took["other"]) / spent,
+        "idle_share": idle / spent,
         "trajectories_per_hour": 3600 * episodes / spent,
         "sampled_tokens_per_s": tokens / took["generation"],
         "rollout_tokens_per_s": tokens / total("rollout/seconds"),

@@ -84,7 +84,8 @@ def test_a_bench_without_rl_is_none(tmp_path):
 
 def test_figures_by_hand(tmp_path):
     row = {"train/success": 0.5, "rollout/sampled_tokens": 100, "rollout/engine_seconds": 2.0, "rollout/seconds": 2.5}
-    row |= {"rollout/env_seconds": 0.25, "update/score_seconds": 1.0, "time/update": 4.0, "time/load": 0.5}
+    row |= {"rollout/env_seconds": 0.25, "rollout/idle_seconds": 0.25}
+    row |= {"update/score_seconds": 1.0, "time/update": 4.0, "time/load": 0.5}
     row |= {"rollout/episodes": 10, "update/tokens": 1000, "train/iteration": 1, "step": 30, "time": 8.0}
     second = {**row, "train/iteration": 2, "step": 70, "time": 18.0, "eval/success": 0.75, "time/evaluate": 3.0}
     first = {**row, "time/evaluate": 2.0}
@@ -98,7 +99,9 @@ def test_figures_by_hand(tmp_path):
         "generation": 0.25, "environment": 0.03125, "log_prob": 0.125, "update": 0.375, "hand_over": 0.0625,
         "other": 0.15625,
     }  # fmt: skip
-    assert found["idle_share"] == 0.1875 and found["trajectories_per_hour"] == 4500
+    # Of 16 s, 5 went into rollouts, half a second of it idle, 8 into updates and 1 into hand-overs.
+    assert (found["host_share"], found["idle_share"]) == (0.1875, 0.15625)
+    assert found["trajectories_per_hour"] == 4500
     assert (found["sampled_tokens_per_s"], found["rollout_tokens_per_s"], found["update_tokens_per_s"]) == (50, 40, 250)
     assert found["hand_over_ms"] == 500
     assert [(p["seconds"], p["tokens"], p.get("panel")) for p in found["curve"]] == [
