@@ -68,16 +68,31 @@ def types(records: Sequence[Record]) -> list[str]:
     return [*lines, ""]
 
 
+COLUMNS = (
+    ("success", "success", 100, ".1f"),
+    ("turns", "turns", 1, ".1f"),
+    ("admissible", "valid_actions", 100, ".1f"),
+    ("repeats", "repeats", 100, ".0f"),
+    ("entropy", "entropy", 1, ".2f"),
+    ("KL", "kl", 1e4, ".1f"),
+    ("clipped", "clip_fraction", 100, ".2f"),
+)
+"""Of a learning curve: head, name in a point, factor, form."""
+
+
 def curves(records: Sequence[Record], points: int = 12) -> list[str]:
     """Learning curves against wall-clock and tokens."""
+    heads = " | ".join(head for head, *_ in COLUMNS)
     lines = []
     for record in records:
         for name, part in _runs(record):
             lines += [
-                f"Learning curve of {name} (sampled training episodes; panel: valid_seen):",
+                f"Learning curve of {name} (sampled training episodes; panel: valid_seen). Repeats: per cent of an",
+                "episode's 4-grams that it said before; KL: in 1e-4 a token, within an iteration; clipped: per cent of",
+                "the tokens.",
                 "",
-                "| seconds | commands | sampled tokens | success | turns | admissible | entropy | panel |",
-                "|---|---|---|---|---|---|---|---|",
+                f"| seconds | commands | sampled tokens | {heads} | panel |",
+                "|---|---|---|---|" + "---|" * len(COLUMNS),
             ]
             curve = part["curve"]
             size = max(1, -(-len(curve) // points))
@@ -85,11 +100,10 @@ def curves(records: Sequence[Record], points: int = 12) -> list[str]:
                 some = curve[start : start + size]
                 end = some[-1]
                 seen = [point["panel"] for point in some if "panel" in point]
+                cells = [_mean(some, key, scale, form) for _, key, scale, form in COLUMNS]
+                cells.append(f"{100 * seen[-1]:.1f}" if seen else "")
                 lines.append(
-                    f"| {end['seconds']:.0f} | {end['steps']:,} | {end['tokens']:,.0f} "
-                    f"| {_mean(some, 'success', 100):.1f} "
-                    f"| {_mean(some, 'turns'):.1f} | {_mean(some, 'valid_actions', 100):.1f} "
-                    f"| {_mean(some, 'entropy'):.2f} | {f'{100 * seen[-1]:.1f}' if seen else ''} |"
+                    f"| {end['seconds']:.0f} | {end['steps']:,} | {end['tokens']:,.0f} | " + " | ".join(cells) + " |"
                 )
             lines.append("")
     return lines
@@ -119,13 +133,13 @@ def rates(records: Sequence[Record]) -> list[str]:
             lambda part, phase=phase: f"{100 * part['shares'][phase]:.1f}" if phase in part["shares"] else "",
         )
     row("host", lambda part: f"{100 * part['host_share']:.1f}" if "host_share" in part else "")
-    row("**idle**", lambda part: f"**{100 * part['idle_share']:.1f}**")
+    row("**idle**", lambda part: f"**{100 * part['idle_share']:.1f}**" if "idle_share" in part else "")
     rate("trajectories an hour", "trajectories_per_hour")
     rate("sampled tokens/s, inside the engine", "sampled_tokens_per_s")
     rate("sampled tokens/s, of the rollout", "rollout_tokens_per_s")
     rate("tokens/s of the update", "update_tokens_per_s")
     rate("hand-over, ms", "hand_over_ms", ".1f")
-    row("log-prob, sampled less trained, mean of absolute", lambda part: _gap(part.get("curve", [])))
+    row("log-prob, sampled less trained, mean of absolute", lambda part: _mean(part["curve"], "gap_mean", 1, ".4f"))
     rate("largest memory of tensors, GiB", "peak_mib", ".1f", 1 / 1024)
     reached = str(REACHED)
     row(
@@ -170,9 +184,42 @@ def replayed(rows: Sequence[Record]) -> list[str]:
     ]
 
 
-def _gap(curve: Sequence[Record]) -> str:
-    """Mean over iterations of how far what the engine said of a token is from what the trainer computes for it."""
-    return f"{_mean(curve, 'gap_mean'):.4f}" if any("gap_mean" in point for point in curve) else ""
+def losses(rows: Sequence[Record]) -> list[str]:
+    """How the games that a policy lost went."""
+    lines = [
+        "How lost games went (a game that circles gave half of its last 20 commands before; a refused one had half",
+        'of them answered "Nothing happens."):',
+        "",
+    ]
+    lines += [
+        "| policy | kind of task | games | lost | in circles | refused | otherwise |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        for kind, lost in row["losses"].items():
+            ways = [lost[name] for name in ("circles", "refused", "otherwise")]
+            lines.append(
+                f"| {row['policy']} | {kind} | {lost['games']} | {sum(ways)} | " + " | ".join(map(str, ways)) + " |"
+            )
+    return [*lines, ""]
+
+
+def lived(rows: Sequence[Record]) -> list[str]:
+    """Panels that a policy played itself in both engines."""
+    return [
+        "The same policy playing itself in both engines, greedily, game by game",
+        "(`manus-fast eval alfworld … environment.backend=textworld`; `python -m benchmarks.replay_alfworld --live`).",
+        "p: chance of so uneven a split of the games that only one of the two saw solved (McNemar, exact):",
+        "",
+        "| | games | native | TextWorld | solved in both | only native | only TextWorld | p |",
+        "|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {row['policy']} | {row['games']} | {100 * row['success_native']:.1f} | {100 * row['success']:.1f} "
+            f"| {row['both']} | {row['only_native']} | {row['only_textworld']} | {row['p_value']:.2f} |"
+            for row in rows
+        ),
+        "",
+    ]
 
 
 def _runs(record: Record) -> list[tuple[str, Any]]:
@@ -194,6 +241,7 @@ def _sampled(part: Record) -> str:
     return f"{100 * part['sampled']['success']:.1f}" if "sampled" in part else ""
 
 
-def _mean(points: Sequence[Mapping[str, float]], name: str, scale: float = 1.0) -> float:
+def _mean(points: Sequence[Mapping[str, float]], name: str, scale: float, form: str) -> str:
+    """Of the points that tell it; nothing where none does."""
     values = [point[name] for point in points if name in point]
-    return scale * sum(values) / len(values) if values else float("nan")
+    return format(scale * sum(values) / len(values), form) if values else ""

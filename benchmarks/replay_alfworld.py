@@ -8,6 +8,11 @@ counted here. `benchmarks.bench_alfworld_training` writes the files: of each epi
 each command with its answer, as digests, and whether it succeeded.
 
 Writes benchmarks/results/alfworld_replay.json. Needs the package alfworld.
+
+    python -m benchmarks.replay_alfworld --live NAME NATIVE TEXTWORLD …
+
+instead compares, game by game, two panels that a policy played itself: eval.json of `manus-fast eval` or of the
+benchmark, the second of them with `environment.backend=textworld`. Writes benchmarks/results/alfworld_live.json.
 """
 
 from __future__ import annotations
@@ -22,8 +27,12 @@ from typing import Any
 
 from manus_fast.agent.trajectory import Trajectory
 from manus_fast.envs.base import Env, Task
+from manus_fast.evaluate import Report, compare
 
 RESULTS = Path(__file__).resolve().parent / "results" / "alfworld_replay.json"
+LAST = 20
+"""Commands at the end of a lost game that tell how it was lost: half of them refused, or half given before."""
+LIVE = RESULTS.with_name("alfworld_live.json")
 
 
 def digest(text: str) -> str:
@@ -46,6 +55,28 @@ def write_played(path: Path, episodes: Sequence[Trajectory]) -> None:
     """Writes the episodes that were played to their ends, one a line."""
     lines = [json.dumps(played(episode)) for episode in episodes if episode.valid]
     path.write_text("".join(line + "\n" for line in lines))
+
+
+def way_of_losing(episode: Mapping[str, Any]) -> str:
+    """What a lost game did at its end: circles, refused or otherwise; see `LAST`."""
+    commands, answers = episode["commands"], episode["answers"][-LAST:]
+    first = max(0, len(commands) - LAST)
+    again = sum(command in commands[:at] for at, command in enumerate(commands[first:], first))
+    if 2 * answers.count(digest("Nothing happens.")) >= len(answers):
+        return "refused"
+    return "circles" if 2 * again >= len(answers) else "otherwise"
+
+
+def losses(episodes: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task]) -> dict[str, dict[str, int]]:
+    """Kind of task → its games, and how many of them were lost in which way."""
+    found: dict[str, dict[str, int]] = {}
+    for episode in episodes:
+        none = {"games": 0, "circles": 0, "refused": 0, "otherwise": 0}
+        kind = found.setdefault(tasks[episode["task"]].type, none)
+        kind["games"] += 1
+        if not episode["success"]:
+            kind[way_of_losing(episode)] += 1
+    return dict(sorted(found.items()))
 
 
 def replay(episodes: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], env: Env) -> dict[str, Any]:
@@ -71,14 +102,36 @@ def replay(episodes: Sequence[Mapping[str, Any]], tasks: Mapping[str, Task], env
     }
 
 
+def live(name: str, native: str, other: str) -> dict[str, Any]:
+    """Two panels of one policy: how many games each solved alone, and whether the difference is more than chance."""
+    found = compare(Report.load(native), Report.load(other))
+    return {
+        "policy": name,
+        "games": found.tasks,
+        "success": found.rate_b,
+        "success_native": found.rate_a,
+        "both": found.both,
+        "only_native": found.only_a,
+        "only_textworld": found.only_b,
+        "p_value": found.p_value,
+    }
+
+
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="+", type=Path, help="played_….jsonl of the benchmark")
-    parser.add_argument("--data", required=True, type=Path, help="folder of the games")
+    parser.add_argument("files", nargs="*", type=Path, help="played_….jsonl of the benchmark")
+    parser.add_argument("--data", type=Path, help="folder of the games")
+    parser.add_argument("--live", nargs=3, action="append", default=[], metavar=("NAME", "NATIVE", "TEXTWORLD"))
     parser.add_argument("--split", default="valid_unseen")
     parser.add_argument("--stock", action="store_true", help="without what manus_fast memoises in TextWorld")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
     arguments = parser.parse_args(argv)
+    if arguments.live:
+        rows = [live(*given) for given in arguments.live]
+        arguments.json.with_name(LIVE.name).write_text(json.dumps(rows, indent=1) + "\n")
+        return rows
+    if not arguments.files or arguments.data is None:
+        parser.error("expected --data and files, or --live")
     from manus_fast.envs.alfworld.panels import find_root, find_tasks
     from manus_fast.envs.alfworld.textworld import TextWorldEnv, engine_version
 
@@ -91,6 +144,7 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
         began = time.monotonic()
         row = {"policy": path.stem.removeprefix("played_"), "split": arguments.split, "engine": engine}
         row |= replay(episodes, tasks, env)
+        row["losses"] = losses(episodes, tasks)
         rows.append(row | {"seconds": time.monotonic() - began})
         print(json.dumps(rows[-1]), flush=True)
     env.close()

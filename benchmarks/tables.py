@@ -55,7 +55,9 @@ def page() -> str:
         parts += ["## A language model learns ALFWorld", ""]
         parts += [*alfworld_tables.types(trained), *alfworld_tables.rates(trained), *alfworld_tables.curves(trained)]
     for rows in _records("alfworld_replay.json"):
-        parts += alfworld_tables.replayed(rows)
+        parts += [*alfworld_tables.replayed(rows), *alfworld_tables.losses(rows)]
+    for rows in _records("alfworld_live.json"):
+        parts += alfworld_tables.lived(rows)
     if compared := _records("alfworld_compare*.json"):
         parts += ["## Side by side: the same windows of time from one SFT policy", ""]
         parts += alfworld_tables.rates([*compared, *_records("alfworld_trl.json")])

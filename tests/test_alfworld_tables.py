@@ -9,7 +9,8 @@ def record():
                 "types": {"pick": success, "heat": 0.25}}  # fmt: skip
 
     curve = [{"seconds": 10.0 * n, "steps": 1000 * n, "tokens": 500.0 * n, "success": 0.1 * n, "turns": 20.0 - n,
-              "valid_actions": 0.9, "entropy": 0.5, "gap_mean": 0.001 * n} for n in range(1, 9)]  # fmt: skip
+              "valid_actions": 0.9, "entropy": 0.5, "repeats": 0.3, "kl": 2e-4, "gap_mean": 0.001 * n}
+             for n in range(1, 9)]  # fmt: skip
     curve[5]["panel"] = 0.65
     part = {"algorithm": "gigpo", "iterations": 8, "episodes": 1024.0, "seconds": 80.0, "tokens": 4000.0,
             "curve": curve,
@@ -73,8 +74,8 @@ def test_kinds_of_tasks_and_times():
 def test_a_curve_is_the_means_of_stretches_of_equal_length():
     lines = alfworld_tables.curves([record()], points=4)
     rows = [line for line in lines if line[:3] in ("| 2", "| 4", "| 6", "| 8")]
-    assert rows[0] == "| 20 | 2,000 | 1,000 | 15.0 | 18.5 | 90.0 | 0.50 |  |"
-    assert rows[2] == "| 60 | 6,000 | 3,000 | 55.0 | 14.5 | 90.0 | 0.50 | 65.0 |"
+    assert rows[0] == "| 20 | 2,000 | 1,000 | 15.0 | 18.5 | 90.0 | 30 | 0.50 | 2.0 |  |  |"
+    assert rows[2] == "| 60 | 6,000 | 3,000 | 55.0 | 14.5 | 90.0 | 30 | 0.50 | 2.0 |  | 65.0 |"
     assert len(rows) == 12  # four a run
 
 

@@ -4,9 +4,11 @@ import json
 
 import numpy as np
 
-from benchmarks.replay_alfworld import digest, played, replay, write_played
+from benchmarks import alfworld_tables
+from benchmarks.replay_alfworld import digest, losses, main, played, replay, write_played
 from manus_fast.agent.trajectory import Trajectory, Turn
 from manus_fast.envs.base import Task
+from manus_fast.evaluate import Report, TaskRecord, summarize
 
 
 def episode(commands, success, **fields):
@@ -51,3 +53,30 @@ def test_every_difference_counts():
     found = replay(episodes, {"t": Task("t", "k", "s")}, World("hi", odd="go"))
     assert (found["different_answers"], found["different_outcomes"]) == (3, 1)
     assert (found["success"], found["success_native"]) == (1.0, 0.5)
+
+
+def test_two_panels_are_compared_game_by_game(tmp_path):
+    """Solved by both: t0; by the native one alone: t1, t2; by neither: t3. McNemar of 2 to 0: 2 · 1/4."""
+    files = []
+    for name, solved in (("native", [1, 1, 1, 0]), ("textworld", [1, 0, 0, 0])):
+        episodes = [episode(["go"], bool(won)) for won in solved]
+        records = [TaskRecord.of(Task(f"t{n}", "k", "s"), one) for n, one in enumerate(episodes)]
+        Report("alfworld", "s", "m", records, summarize(records)).save(tmp_path / f"{name}.json")
+        files.append(str(tmp_path / f"{name}.json"))
+    rows = main(["--live", "gigpo", *files, "--json", str(tmp_path / "x.json")])
+    assert json.loads((tmp_path / "alfworld_live.json").read_text()) == rows
+    assert alfworld_tables.lived(rows)[-2] == "| gigpo | 4 | 75.0 | 25.0 | 1 | 2 | 0 | 0.50 |"
+
+
+def test_lost_games_are_told_by_how_they_ended():
+    """Of the last 20 commands: all 20 given before; 10 refused; 9 given before, 8 refused."""
+    fresh = [f"look at {n}" for n in range(20)]
+    circling = played(episode([*fresh, *fresh[:20]], False))
+    refused = played(episode(fresh, False))
+    refused["answers"][:10] = [digest("Nothing happens.")] * 10
+    other = played(episode([*fresh[:9], *fresh[:9], *fresh[9:]], False))
+    other["answers"][-8:] = [digest("Nothing happens.")] * 8
+    found = losses([circling, refused, other, played(episode(fresh, True))], {"t": Task("t", "heat", "s")})
+    assert found == {"heat": {"games": 4, "circles": 1, "refused": 1, "otherwise": 1}}
+    lines = alfworld_tables.losses([{"policy": "gigpo", "losses": found}])
+    assert lines[-2] == "| gigpo | heat | 4 | 3 | 1 | 1 | 1 |"
