@@ -192,6 +192,8 @@ class Counter:
     def step(self, action):
         if action == "break":
             raise RuntimeError("bug")
+        if action in ("None", "nan"):
+            return None if action == "None" else ("x", math.nan, False, False, {})
         self.count += 1
         return str(self.count), 1.0, self.count >= 3, False, {}
 
@@ -223,6 +225,10 @@ def test_list_of_worlds_masks_failures_clones_and_restores():
     batch.restore(1, state)
     assert batch.step([1, 0], ["go", "go"])[0] == ["2", "2"]
     assert batch.step([], [])[0] == []
+    batch.reset([0, 1, 2], [task] * 3, [0] * 3)
+    observations, _, _, _, infos = batch.step([0, 1, 2], ["None", "go", "nan"])
+    assert observations == ["", "1", ""] and [sorted(info) for info in infos] == [["error"], [], ["error"]]
+    assert "got NoneType" in infos[0]["error"] and "expected a finite reward, got nan" in infos[2]["error"]
     batch.close()
     with pytest.raises(ValueError, match="slots: expected an integer >= 1"):
         EnvList(Counter, 0)

@@ -80,23 +80,39 @@ def test_a_teacher_plays_through_the_same_turn_loop(tmp_path):
     assert Trajectory.from_json(episodes[0].to_json()).turns[1].messages == turn.messages
 
 
-def test_faults_are_masked_and_counted_never_rewarded_with_zero(tmp_path):
+FAULTS = {
+    "429": (error(429, "slow down", retry_after="0.02"), "rate_limited", "429"),
+    "500": (error(500), "server_error", "500"),
+    "garbage": (Fault(200, b"<html>gateway</html>"), "garbage", "not JSON"),
+    "closed stream": (Fault(200, completion("x"), cut=9), "connection", "broke off"),
+    "hang": (Fault(200, completion("x"), hang=0.8), "timeout", "within 0.4 s"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_masked_and_counted_never_rewarded_with_zero(tmp_path, name):
+    fault, kind, words = FAULTS[name]
     play, broken = expert(), ENVIRONMENT.make_batch(1).reset([0], [TASKS[2]], [0])[0][0]
 
     def answer(body, number):
-        if body["messages"][1]["content"] == broken:
-            return Fault(200, completion("x"), cut=9)
+        if body["messages"][1]["content"] == broken and len(body["messages"]) > 2:  # from its second turn on
+            return fault
         return error(500) if number == 3 else play(body, number)
 
     with endpoint(answer) as server:
-        player = TeacherPlayer(settings(server.url), tmp_path, ENVIRONMENT)
+        more = ["endpoint.timeout=0.4"] if name == "hang" else []
+        player = TeacherPlayer(settings(server.url, *more), tmp_path, ENVIRONMENT)
         episodes = player.play(TASKS)
         assert [t.valid for t in episodes] == [True, True, False, True]
-        assert math.isnan(episodes[2].reward) and "broke off" in episodes[2].error
-        assert player.stats.invalid == 1 and player.engine.counts["connection"] == 4  # 2 attempts of 2 tries
-        before = len(server.bodies)
-        again = player.play(TASKS)  # a failed episode is not kept as finished
-        assert len(server.bodies) == before + 4 and not again[2].valid and player.resumed == 3
+        assert all(t.success for t in episodes if t.valid) and not episodes[2].success
+        assert math.isnan(episodes[2].reward) and words in episodes[2].error
+        stats, counts = player.stats, player.engine.counts
+        assert (stats.failed, stats.retried, stats.invalid) == (2, 1, 1)
+        assert counts[kind] == 4 + (name == "500")  # 2 attempts of 2 tries
+        if name != "hang":
+            before = len(server.bodies)
+            again = player.play(TASKS)  # a failed episode is not kept as finished
+            assert len(server.bodies) == before + 4 and not again[2].valid and player.resumed == 3
         player.close()
 
 

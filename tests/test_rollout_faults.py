@@ -6,13 +6,16 @@ import time
 
 import numpy as np
 import pytest
+import torch
 from faulty_world import FaultyCorridor
-from test_scheduler import RIGHT, Corridor, Scripted, World, always, rollout, spec
+from test_scheduler import FORMAT, RIGHT, Corridor, Scripted, World, always, make_model, rollout, spec
 
 from manus_fast.agent.trajectory import build_rows
 from manus_fast.envs.base import InlineEnvs, Task
 from manus_fast.envs.pool import WorkerPool
+from manus_fast.rollout.engines.hf import HFEngine
 from manus_fast.rollout.scheduler import EpisodeSpec, RolloutConfig
+from manus_fast.rollout.seeds import episode_seed, turn_seed
 
 
 def test_worlds_that_hang_and_workers_that_die():
@@ -82,6 +85,83 @@ def test_an_engine_that_fails_some_requests_loses_those_episodes_only():
     done = play.collect(specs)
     assert [t.valid for t in done] == [i != 3 for i in range(8)] and done[3].error == "engine: out of memory"
     assert (play.stats.failed, play.stats.retried, play.stats.invalid) == (2, 1, 1)
+
+
+# With a real engine: what one episode meets changes no token of another.
+
+SPECS = [spec(goal=9, group=i // 4, member=i % 4, seed=episode_seed(0, 0, i // 4)) for i in range(12)]
+AT_FAULT = 5
+
+
+def play_for_real(disturb=None):
+    """(episodes, stats) of the hf engine; `disturb(engine)` is called before each of its polls."""
+    engine = HFEngine(make_model(), FORMAT.end_ids, max_slots=4, max_length=600)
+    whole = engine.poll
+
+    def poll(timeout):
+        if disturb is not None:
+            disturb(engine)
+        return whole(timeout)
+
+    engine.poll = poll
+    play = rollout(engine, slots=4, max_turn_tokens=8, world=World(max_steps=4))
+    return play.collect(SPECS), play.stats
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    episodes, stats = play_for_real()
+    assert stats.failed == 0 and {len(t.turns) for t in episodes} == {4}
+    return episodes
+
+
+def same_tokens(a, b):
+    return len(a.turns) == len(b.turns) and all(
+        np.array_equal(x.prompt_ids, y.prompt_ids) and np.array_equal(x.ids, y.ids)
+        for x, y in zip(a.turns, b.turns, strict=True)
+    )
+
+
+@pytest.mark.parametrize("fault", ["aborted", "not finite"])
+def test_a_request_that_fails_costs_its_episode_alone(undisturbed, fault):
+    at_fault = SPECS[AT_FAULT]
+    seed = turn_seed(at_fault.seed, at_fault.group, at_fault.member, 2)  # its third turn, at both attempts
+
+    def disturb(engine):
+        for request in [r for r in [*engine._requests, *engine._queue] if r is not None and r.seed == seed]:
+            if fault == "aborted":
+                engine.abort(request.id)
+            else:
+                engine._temperature[engine._seed == seed] = math.nan
+
+    episodes, stats = play_for_real(disturb)
+    assert [t.valid for t in episodes] == [i != AT_FAULT for i in range(12)]
+    lost = episodes[AT_FAULT]
+    assert fault in lost.error or "finite" in lost.error
+    assert math.isnan(lost.reward) and not lost.success and len(lost.turns) == 2
+    assert (stats.failed, stats.retried, stats.invalid) == (2, 1, 1)
+    assert all(same_tokens(a, b) for a, b in zip(episodes, undisturbed, strict=True) if a.valid)
+    assert {row.episode for row in build_rows(episodes)} == {i for i in range(12) if i != AT_FAULT}
+
+
+@pytest.mark.parametrize("in_a_row", [1, 2])
+def test_an_engine_without_memory_for_a_step_loses_no_episode(undisturbed, in_a_row):
+    steps = []
+
+    def broken(*_):
+        raise torch.OutOfMemoryError("no memory left")
+
+    def disturb(engine):
+        steps.append(int(engine._busy.sum()))
+        if len(steps) == 30 or (in_a_row == 1 and len(steps) % 7 == 0):
+            engine._sample = broken  # where the logits of all tokens are made
+        elif len(steps) != 31 or in_a_row == 1:
+            engine.__dict__.pop("_sample", None)
+
+    episodes, stats = play_for_real(disturb)
+    assert len(steps) > 60 and steps[30] >= 2
+    assert stats.failed == stats.retried == (0 if in_a_row == 1 else steps[30]) and stats.invalid == 0
+    assert all(same_tokens(a, b) for a, b in zip(episodes, undisturbed, strict=True))
 
 
 def test_oversubscribed_slots_keep_the_engine_busy_while_worlds_are_slow():

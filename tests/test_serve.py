@@ -119,6 +119,7 @@ def test_completions_and_stops(client):
         ({"messages": HELLO * 2}, openai.BadRequestError, "in turn"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, openai.BadRequestError, "role"),
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
+        ({"extra_body": {"temperature": 10**400}}, openai.BadRequestError, "temperature"),
         ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
         ({"n": 2}, openai.BadRequestError, "n: expected 1"),
         ({"logprobs": True}, openai.BadRequestError, "not served"),
@@ -129,6 +130,22 @@ def test_errors_have_openais_shape(client, more, kind, words):
     with pytest.raises(kind, match=words) as caught:
         client.chat.completions.create(**{"messages": HELLO, **GREEDY, **more})
     assert caught.value.body["type"] == "invalid_request_error"
+
+
+def test_a_request_that_the_engine_refuses_is_its_own_trouble(served, client, monkeypatch):
+    engine, whole = served[3].driver.engine, HFEngine.submit
+
+    def submit(request):
+        if request.top_k == 3:
+            raise ValueError("top_k: expected anything but 3")
+        whole(engine, request)
+
+    monkeypatch.setattr(engine, "submit", submit)
+    with pytest.raises(openai.InternalServerError, match="anything but 3"):
+        client.chat.completions.create(messages=HELLO, **GREEDY, extra_body={"top_k": 3})
+    usual = client.chat.completions.create(messages=HELLO, **GREEDY).choices[0].message.content
+    more = client.chat.completions.create(messages=HELLO, **GREEDY, extra_body={"top_k": 10**30})  # keeps all tokens
+    assert more.choices[0].message.content == usual
 
 
 def test_a_client_that_goes_away_frees_its_slot(served, client):

@@ -103,6 +103,16 @@ def test_every_algorithm_trains_in_the_same_loop(folder, tmp_path):
         trainer.tracking.close()
 
 
+def test_the_temperature_of_sampling_is_the_one_of_training(folder, tmp_path):
+    trainer = make(folder, tmp_path, "rollout.temperature=0.6")
+    for _ in range(2):  # after an update too
+        stats = trainer.update(trainer.collect())
+        assert stats["correction/gap_mean"] < 1e-5 and stats["correction/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    trainer.updater.temperature = 1.0  # what the check above would see
+    assert trainer.update(trainer.collect())["correction/gap_mean"] > 1e-3
+    trainer.tracking.close()
+
+
 def test_dynamic_sampling_plays_new_groups_and_learns_from_those_that_differ(folder, tmp_path):
     """Two groups are wanted. In the first batch none differs, in the second and third one each."""
     trainer = make(folder, tmp_path / "run", "algorithm=dapo", "training.group_size=2", "ppo.overlong_buffer=0")

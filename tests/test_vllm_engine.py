@@ -5,6 +5,7 @@ python -m pytest -m "vllm or not vllm" tests/test_vllm_engine.py   # where vLLM 
 """
 
 import importlib.util
+import itertools
 
 import numpy as np
 import pytest
@@ -132,6 +133,16 @@ def test_log_probs_are_the_trainers(engine, temperature):
         assert END not in completion.ids[:-1] and (ended or len(completion.ids) == 24)
     if temperature:
         assert len({tuple(c.ids) for c in done}) == 32
+
+
+def test_every_end_token_ends_a_reply_and_no_other_does():
+    ends = tuple(range(50, 90))  # the config's own is not among them
+    done = generate(make_engine(ends=ends), requests(40))
+    for completion in done:
+        assert (completion.finish_reason == "stop") == (completion.ids[-1] in ends)
+        assert not np.isin(completion.ids[:-1], ends).any()
+        assert completion.finish_reason == "stop" or len(completion.ids) == 24
+    assert len({int(c.ids[-1]) for c in done if c.finish_reason == "stop"}) > 4
 
 
 def test_seeds_fix_the_reply_whatever_else_is_in_the_batch(engine):
@@ -334,10 +345,9 @@ def test_a_step_that_fails_spares_requests_that_wait(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(engine._core.model_executor, "execute_model", broken)
-        lost = engine.poll(0.0)
-    assert sorted(c.id for c in lost) == [0, 1] and {c.finish_reason for c in lost} == {"error"}
-    done = drain(engine, 2)
-    check_scored(MODEL, asked[2:], [done[2], done[3]])
+        assert engine.poll(0.0) == [] and all(not len(engine.sampled(i)) for i in range(4))
+    done = drain(engine, 4)
+    check_scored(MODEL, asked, [done[i] for i in range(4)])
 
 
 def test_a_cache_that_is_too_small_makes_requests_wait_and_loses_none():
@@ -367,10 +377,11 @@ def test_a_step_that_fails_loses_what_ran_in_it_and_no_more(engine, monkeypatch)
     expected = generate(engine, asked)
     engine.load(weights(MODEL), 0)
     executor = engine._core.model_executor
-    whole, broken = executor.execute_model, [True]
+    whole, broken = executor.execute_model, [True, True]
 
     def execute(*words, **more):
-        if broken and broken.pop():
+        if broken:
+            broken.pop()
             raise torch.OutOfMemoryError("no memory left")
         return whole(*words, **more)
 
@@ -379,7 +390,17 @@ def test_a_step_that_fails_loses_what_ran_in_it_and_no_more(engine, monkeypatch)
         engine.submit(request)
     done = drain(engine, 3)
     assert all(c.finish_reason == "error" and "no memory left" in c.error and not len(c.ids) for c in done.values())
-    same(generate(engine, asked), expected)
+    done = {}
+    for request in asked:
+        engine.submit(request)
+    for step in itertools.count():
+        if step in (2, 5, 20):  # what ran in it begins anew: nothing is lost, and nothing is another token
+            broken.append(True)
+        done.update({c.id: c for c in engine.poll(0.0)})
+        if len(done) == 6:
+            break
+    assert step > 30 and not broken
+    same([done[i] for i in range(6)], expected)
     check_scored(MODEL, asked, expected)
     assert len(engine._known()) <= 6
     broken.extend([True] * 3)

@@ -76,6 +76,50 @@ def test_64_episodes_at_once(folder):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="bfloat16 kernels round in another order")
+@pytest.mark.parametrize("fault", ["full cache", "failing steps", "aborted"])
+def test_faults_of_the_engine_change_no_token_of_other_episodes(folder, monkeypatch, fault):
+    config = Config.load(None, [*SMALL, f"model.path={folder}"])
+    player = Player(config, *config.model.open())
+    tasks, engine = player.environment.tasks("train")[:24], player.engine
+    expected = player.collect(tasks, iteration=0)
+    lost = expected[5].turns[1].prompt_ids
+    blocks = engine._core.scheduler.kv_cache_manager.block_pool
+    held = blocks.get_new_blocks(blocks.get_num_free_blocks() - 4) if fault == "full cache" else []
+    polls, poll, broken = itertools.count(), engine.poll, []
+    execute = engine._core.model_executor.execute_model
+
+    def fails(*words, **more):
+        if broken:
+            broken.pop()
+            raise torch.OutOfMemoryError("no memory left")
+        return execute(*words, **more)
+
+    def disturbed(timeout):
+        number = next(polls)
+        if fault == "failing steps":
+            broken.extend([True] * {4: 1, 13: 1, 25: 2}.get(number, 0))
+        for running in list(engine._running.values()) if fault == "aborted" else []:
+            if np.array_equal(running.request.prompt_ids, lost):
+                engine.abort(running.id)
+        return poll(timeout)
+
+    monkeypatch.setattr(engine._core.model_executor, "execute_model", fails)
+    monkeypatch.setattr(engine, "poll", disturbed)
+    episodes, stats = player.collect(tasks, iteration=0), player.stats
+    at_fault = {5} if fault == "aborted" else set()
+    assert {i for i, t in enumerate(episodes) if not t.valid} == at_fault
+    for a, b in zip(episodes, expected, strict=True):
+        assert not a.valid or [t.ids.tolist() for t in a.turns] == [t.ids.tolist() for t in b.turns]
+    assert {row.episode for row in build_rows(episodes)} == set(range(24)) - at_fault
+    if fault == "full cache":
+        assert stats.failed == 0 and next(polls) > 100  # four blocks: four requests at a time
+        blocks.free_blocks(held)
+    else:
+        # Two failing steps in a row cost the requests that ran in them, one costs none.
+        assert (stats.failed, stats.retried) == ((2, 1) if fault == "aborted" else (24, 24))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="bfloat16 kernels round in another order")
 def test_greedy_games_are_those_of_the_hf_engine(folder):
     played = []
     for engine in ("vllm", "hf"):

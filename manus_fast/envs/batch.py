@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from manus_fast.envs.base import Env, Task
-from manus_fast.envs.worker import describe
+from manus_fast.envs.worker import check_reset, check_step, describe
 
 
 class EnvList:
-    """`EnvBatch` of `slots` worlds built by `factory`, stepped one after the other. A world that raises answers as
-    a failure and is built anew at its next reset. `save` and `restore` need worlds that have them."""
+    """`EnvBatch` of `slots` worlds built by `factory`, stepped one after the other. A world that raises, or whose
+    answer is none (see envs/worker.py), answers as a failure and is built anew at its next reset. `save` and `restore`
+    need worlds that have them."""
 
     def __init__(self, factory: Callable[[], Env], slots: int):
         if slots < 1:
@@ -40,7 +41,8 @@ class EnvList:
             try:
                 if self._envs[slot] is None:
                     self._envs[slot] = self._factory()
-                observation, info = self._envs[slot].reset(task, seed)
+                answer = check_reset(self._envs[slot].reset(task, seed))
+                observation, info = answer.observation, answer.info
             except Exception as error:
                 observation, info = "", self._fail(slot, error)
             observations.append(observation)
@@ -53,7 +55,8 @@ class EnvList:
         answers = []
         for slot, action in zip(slots, actions, strict=True):
             try:
-                answers.append(self._running(slot).step(action))
+                answer = check_step(self._running(slot).step(action))
+                answers.append((answer.observation, answer.reward, answer.terminated, answer.truncated, answer.info))
             except Exception as error:
                 answers.append(("", math.nan, False, True, self._fail(slot, error)))
         observations, rewards, terminated, truncated, infos = zip(*answers, strict=True) if answers else [()] * 5

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -135,7 +136,7 @@ class Server:
             max_tokens=min(int(limit), room),
             temperature=float(_number(body, "temperature", 1.0, 0)),
             top_p=float(_number(body, "top_p", 1.0, 0)),
-            top_k=int(_number(body, "top_k", 0, 0)),
+            top_k=min(int(_number(body, "top_k", 0, 0)), self._vocab),
             min_p=float(_number(body, "min_p", 0.0, 0)),
         )
         if not 0 < request.top_p <= 1 or not request.min_p < 1:
@@ -227,7 +228,8 @@ def _number(body: dict[str, Any], name: str, default: Any, least: float | None) 
         return default
     whole = name not in ("temperature", "top_p", "min_p")
     kinds = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or (least is not None and not value >= least):
+    known = isinstance(value, kinds) and not isinstance(value, bool) and (whole or abs(value) <= sys.float_info.max)
+    if not known or (least is not None and value < least):
         raise _ApiError(400, f"{name}: expected {'an integer' if whole else 'a number'} >= {least}, got {value!r}")
     return value
 

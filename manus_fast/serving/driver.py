@@ -58,8 +58,12 @@ class Driver:
         self._thread.join()
 
     def _start(self, job: Job) -> None:
-        self._jobs[job.request.id] = job
-        self.engine.submit(job.request)
+        try:
+            self.engine.submit(job.request)
+        except (ValueError, RuntimeError) as error:  # refused, or the engine is closed: nobody else need hear of it
+            job.put(_broken(job.request, f"{type(error).__name__}: {error}"))
+        else:
+            self._jobs[job.request.id] = job
 
     def _drop(self, id: int) -> None:
         if self._jobs.pop(id, None) is not None:

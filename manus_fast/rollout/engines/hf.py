@@ -8,6 +8,7 @@ session, or any request whose prompt begins alike (the same system prompt, the s
 from __future__ import annotations
 
 import copy
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -21,8 +22,13 @@ from manus_fast.rollout.engine import Completion, Request, check_request, empty_
 from manus_fast.rollout.engines.sampling import sample
 from manus_fast.rollout.seeds import uniforms
 
+log = logging.getLogger("manus_fast.rollout")
+
 # A shorter common prefix with another slot is recomputed: copying it would not be cheaper.
 _MIN_SHARED = 16
+
+# Steps in a row that may fail before the engine is given up: the first is computed again, the second costs its requests.
+_MAX_FAILURES = 3
 
 
 class HFEngine:
@@ -80,6 +86,7 @@ class HFEngine:
         self._queue: deque[Request] = deque()
         self._ready: list[Completion] = []
         self._clock = 0
+        self._failures = 0
 
         # State of each slot. tokens[:known] is prompt and reply so far, tokens[:cached] lies in the cache.
         self._requests: list[Request | None] = [None] * max_slots
@@ -143,9 +150,12 @@ class HFEngine:
 
     def poll(self, timeout: float) -> list[Completion]:
         """Runs one forward call when there is something to compute. `timeout` is not needed: nothing is waited for.
+        One that fails, as where memory runs out, is made again at the next poll; should that fail too, the requests
+        that are in slots complete as errors.
 
         Raises:
-            RuntimeError: work is there but the engine sleeps, or its weights were given up and not loaded again.
+            RuntimeError: work is there but the engine sleeps, or its weights were given up and not loaded again, or
+                calls fail again and again.
         """
         if self._queue or self._busy.any():
             if not self._awake:
@@ -154,7 +164,11 @@ class HFEngine:
                 raise RuntimeError("engine: expected load() after sleep(2), got a poll without weights")
             with torch.inference_mode():
                 self._admit()
-                self._step()
+                try:
+                    self._step()
+                    self._failures = 0
+                except RuntimeError as error:  # torch's own, of memory that ran out among others
+                    self._on_failure(error)
         ready, self._ready = self._ready, []
         return ready
 
@@ -308,6 +322,19 @@ class HFEngine:
         self._requests[slot] = None
         self._busy[slot] = False
         self._used[slot] = self._clock
+
+    def _on_failure(self, error: RuntimeError) -> None:
+        """A step broke. What its requests have sampled is kept; what it may have written of their cache is not."""
+        self._failures += 1
+        if self._failures >= _MAX_FAILURES:
+            raise RuntimeError(f"engine: {self._failures} steps in a row failed, the last with: {error}") from error
+        running = np.flatnonzero(self._busy)
+        self._cached[running] = 0
+        what = "is computed again" if self._failures == 1 else f"ends its {len(running)} requests"
+        log.warning("a step failed (%s: %s) and %s", type(error).__name__, error, what)
+        if self._failures > 1:
+            for slot in running.tolist():
+                self._finish(slot, "error", f"{type(error).__name__}: {error}")
 
     # One step
 

@@ -44,7 +44,7 @@ log = logging.getLogger("manus_fast.rollout")
 # Held here, since one that is dropped without `close` would keep its memory: vLLM hides it from garbage collection.
 _open: VLLMEngine | None = None
 
-# Steps in a row that may fail before the engine is given up: one failing step costs the requests that ran in it.
+# Steps in a row that may fail before the engine is given up: the first is begun anew, the second costs its requests.
 _MAX_FAILURES = 3
 
 
@@ -177,11 +177,14 @@ class VLLMEngine:
             message = f"prompt_ids: expected fewer than max_length = {self.max_length} tokens, got {length}"
             self._ready.append(empty_completion(request.id, "error", self.version, message))
             return
+        self._begin(request)
+
+    def _begin(self, request: Request) -> None:
         # vLLM never sees a name twice, whatever the caller's ids do.
         name = str(next(self._numbers))
         sampling = self._sampling_of(request)
-        sampling.max_tokens = min(request.max_tokens, self.max_length - length)
-        self._running[name] = _Running(request.id, self.version)
+        sampling.max_tokens = min(request.max_tokens, self.max_length - len(request.prompt_ids))
+        self._running[name] = _Running(request, self.version)
         self._names[request.id] = name
         adapter = None if self._adapter is None else self._adapter.request
         self._held[name] = core_request(name, request.prompt_ids, sampling, adapter)
@@ -225,7 +228,8 @@ class VLLMEngine:
         """Nothing to do: prefixes are shared by content, and the least recently used go first."""
 
     def poll(self, timeout: float) -> list[Completion]:
-        """Runs one step when there is something to compute. `timeout` is not needed: nothing is waited for.
+        """Runs one step when there is something to compute. `timeout` is not needed: nothing is waited for. After a
+        step that fails the requests in it begin anew; after a second one in a row they complete as errors.
 
         Raises:
             RuntimeError: work is there but the engine sleeps, or its weights were given up and not loaded again, or
@@ -256,7 +260,7 @@ class VLLMEngine:
         try:
             outputs = self._client.get_output().outputs
         except (RuntimeError, ValueError, AssertionError, torch.OutOfMemoryError) as error:
-            self._fail_all(error)
+            self._on_failure(error)
             return
         finally:
             torch.set_rng_state(state)
@@ -276,23 +280,31 @@ class VLLMEngine:
                 error = None if reason in ("stop", "length", "abort") else f"vLLM ended the request with {reason!r}"
                 self._complete(output.request_id, "error" if error else reason, error)
 
-    def _fail_all(self, error: Exception) -> None:
-        """A step broke: whatever ran in it is lost and says so; the next requests start on a clean scheduler."""
+    def _on_failure(self, error: Exception) -> None:
+        """A step broke: whatever ran in it begins anew on a clean scheduler, and samples the same again, since its seed
+        is the same. The second time in a row it is lost and says so."""
         self._failures += 1
-        lost = [name for name in self._running if name not in self._held]
         if self._failures >= _MAX_FAILURES:
             raise RuntimeError(f"engine: {self._failures} steps in a row failed, the last with: {error}") from error
-        log.warning("a step of vLLM failed (%s: %s): %d requests are lost", type(error).__name__, error, len(lost))
+        ran = [name for name in self._running if name not in self._held]
+        what = "begin anew" if self._failures == 1 else "are lost"
+        log.warning("a step of vLLM failed (%s: %s): %d requests %s", type(error).__name__, error, len(ran), what)
         queue = self._core.batch_queue
         if queue is not None:
             queue.clear()
-        self._client.abort_requests(lost)
+        self._client.abort_requests(ran)
         # The step may have been told of requests that are over; it is told again. Blocks that it was to fill count as
         # cached prefixes already, and hold nothing.
         self._core.scheduler.finished_req_ids.update(self._known())
         self._client.reset_prefix_cache()
-        for name in lost:
-            self._complete(name, "error", f"vLLM: {type(error).__name__}: {error}")
+        if self._failures > 1:
+            for name in ran:
+                self._complete(name, "error", f"vLLM: {type(error).__name__}: {error}")
+            return
+        waiting, self._held = self._held, {}
+        for name in ran:
+            self._begin(self._running.pop(name).request)
+        self._held |= waiting
 
     def _known(self) -> list[str]:
         """Names of the requests that vLLM's model runner holds; it has two kinds of runners."""
@@ -413,10 +425,10 @@ class VLLMEngine:
 class _Running:
     """A request on its way: what was sampled so far. `add` runs once a token, so it does as little as can be."""
 
-    __slots__ = ("id", "ids", "log_probs", "starts")
+    __slots__ = ("id", "ids", "log_probs", "request", "starts")
 
-    def __init__(self, id: int, version: int):
-        self.id = id
+    def __init__(self, request: Request, version: int):
+        self.request, self.id = request, request.id
         self.ids: list[int] = []
         self.log_probs: list[float] = []
         self.starts = [(0, version)]
