@@ -27,7 +27,7 @@ log = logging.getLogger("manus_fast.rollout")
 # A shorter common prefix with another slot is recomputed: copying it would not be cheaper.
 _MIN_SHARED = 16
 
-# Steps in a row that may fail before the engine is given up: the first is computed again, the second costs its requests.
+# Steps in a row that may fail before the engine is given up: the first is made again, the second costs its requests.
 _MAX_FAILURES = 3
 
 
