@@ -63,6 +63,7 @@ class PreferenceTune(PlayedRun):
             self.backend.world_size,
             config.training.gradient_accumulation_steps,
             cached,
+            self.backend,
         )
         return self.finish(self._objective)
 

@@ -168,6 +168,7 @@ GROUPS = [
         ({"advantage": "grpo", "group_std": False}, 0.5, -0.5, 0.0),
         ({"advantage": "rloo"}, 1.0, -1.0, 0.0),
         ({"advantage": "rloo", "singleton": "raw"}, 1.0, -1.0, 7.0),
+        ({"advantage": "gigpo", "group_std": False, "step_weight": 0.0, "singleton": "raw"}, 0.5, -0.5, 7.0),
         # Every turn counts: 1, 0, 0, 0: mean 0.25.
         ({"advantage": "grpo", "group_std": False, "group_stat_unit": "step"}, 0.75, -0.25, 0.0),
     ],

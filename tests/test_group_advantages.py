@@ -124,6 +124,18 @@ def test_gigpo_by_hand(on):
     assert got.tolist() == pytest.approx([0.5 + 2 * 0.4, 0.5, -0.5 - 2 * 0.4, -0.5])
 
 
+def test_gigpo_of_an_episode_alone_in_its_group(on):
+    # Its two steps share an anchor: returns 0.9 and 0.1 give ±0.4, whatever the level of the episode says.
+    args = [
+        torch.tensor([7.0]), torch.tensor([0.9, 0.1]), torch.tensor([4]), torch.tensor([0, 0]), torch.tensor([11, 11]),
+    ]  # fmt: skip
+    got = [
+        gigpo_advantages(*[a.to(on[1]) for a in args], kind="dr_grpo", singleton=singleton).cpu().tolist()
+        for singleton in ("zero", "raw")
+    ]
+    assert got == [pytest.approx([0.4, -0.4]), pytest.approx([7.4, 6.6])]
+
+
 def test_gigpo_leaves_a_failed_episode_out(on):
     args = [
         torch.tensor([1.0, 0.0, math.nan]), torch.tensor([0.9, 0.1, 7.0]), torch.tensor([4, 4, 4]),

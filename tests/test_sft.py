@@ -197,6 +197,12 @@ def test_time_limit():
     assert result.stopped == "time" and len(losses) == 1
 
 
+def test_what_was_learnt_before_time_was_up_is_checked():
+    config = SFTConfig(epochs=1000, batch_size=8, time_limit=1e-6, eval_every=50)
+    _, result, _ = train(config, evaluate=lambda: 0.7)
+    assert (result.stopped, result.history, result.best_step) == ("time", [(1, 0.7)], 1)
+
+
 def test_resume_gives_the_losses_of_an_uninterrupted_run():
     config = SFTConfig(epochs=4, batch_size=4, learning_rate=1e-2, eval_every=2, patience=None)
     _, whole, losses = train(config, evaluate=lambda: 0.5, seed=3)

@@ -327,8 +327,13 @@ def test_target_kl_leaves_the_rest_of_an_update_out():
 def test_sampled_log_probs_that_are_not_finite_drop_their_token_only():
     rows = copy.deepcopy(ROWS)
     rows[0].log_prob[np.flatnonzero(rows[0].loss_mask)[0]] = math.nan
-    _, stats, _ = run(PPOConfig(batch_size=12, bypass_old=True), rows)
-    assert stats["policy/dropped_tokens"] == 1.0 and stats["update/skipped_steps"] == 0
+    in_reward = {"kl_coef": 0.1, "kl_in": "reward"}
+    for options in ({}, in_reward):
+        config = PPOConfig(batch_size=12, bypass_old=True, **options)
+        policy, reference = make_policy(config)
+        _, stats, _ = run(config, rows, policy=policy, reference=reference)
+        assert stats["policy/dropped_tokens"] == 1.0 and stats["update/skipped_steps"] == 0
+    assert math.isfinite(stats["policy/ref_kl"]) and math.isfinite(stats["advantage/std"])
 
 
 def test_group_advantages_train_without_a_critic():

@@ -207,6 +207,7 @@ def _from_groups(packed: PackedRows, config: PPOConfig, episodes: Episodes) -> t
             step_weight=config.step_weight,
             kind=kind,
             unit=config.group_stat_unit,
+            singleton=config.singleton,
         ).to(device)
         first_turn = episodes.cu_turns.to(device)[of_token]
         advantage = step[(first_turn + packed.turn_id.clamp(min=0)).long()]

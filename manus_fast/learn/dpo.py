@@ -28,7 +28,7 @@ from manus_fast.learn.backend import Backend
 from manus_fast.learn.minibatch import accumulate
 from manus_fast.learn.offline import Callback, OfflineConfig, OfflineResult, OfflineState, check_count, train_offline
 from manus_fast.learn.pairs import PackedPairs, by_side
-from manus_fast.learn.policy import Policy, Reference, ScoreOutput
+from manus_fast.learn.policy import Policy, Reference, ScoreOutput, Summing
 from manus_fast.learn.schedules import Schedule
 
 LOSSES = ("sigmoid", "ipo", "length_normalised")
@@ -161,7 +161,9 @@ class DPOObjective:
 
     Args:
         policy: what is trained; without `reference` and without adapters it has to be as it was before the first step.
+        ranks: of the run.
         reference: `reference` of an earlier part of this run; None: the log-probabilities are computed now.
+        summing: what the ranks share their part of that work through, the backend; None: this process does it all.
 
     Raises:
         ValueError: no pairs or fewer than a batch, a batch size that does not divide, or a `reference` of other pairs.
@@ -175,6 +177,7 @@ class DPOObjective:
         ranks: int,
         gradient_accumulation_steps: int = 1,
         reference: dict[str, torch.Tensor] | None = None,
+        summing: Summing | None = None,
     ):
         self._config = config
         given, weights = len(pairs), None
@@ -192,7 +195,7 @@ class DPOObjective:
             packed.ref_log_prob = torch.zeros(packed.tokens)
         elif reference is None:
             limits = {"max_rows": 2 * self._micro, "max_tokens": config.max_tokens}
-            packed.ref_log_prob = reference_log_prob(policy, packed, **limits)
+            packed.ref_log_prob = reference_log_prob(policy, packed, **limits, ranks=summing)
         else:
             if not torch.equal(reference["token_ids"], packed.token_ids):
                 raise ValueError(
@@ -245,10 +248,15 @@ is the share of pairs with a margin above 0."""
 
 
 def reference_log_prob(
-    policy: Policy, packed: PackedRows, max_rows: int | None = None, max_tokens: int | None = None
+    policy: Policy,
+    packed: PackedRows,
+    max_rows: int | None = None,
+    max_tokens: int | None = None,
+    ranks: Summing | None = None,
 ) -> torch.Tensor:
-    """float32 [N]: log-probabilities under the policy with its adapters off, or as it is where it has none."""
-    limits = {"max_rows": max_rows, "max_tokens": max_tokens}
+    """float32 [N]: log-probabilities under the policy with its adapters off, or as it is where it has none. With
+    `ranks` each of them scores its part, and all have all."""
+    limits = {"max_rows": max_rows, "max_tokens": max_tokens, "ranks": ranks}
     if hasattr(policy.model, "disable_adapter"):
         return Reference(policy).log_prob(packed, **limits)
     return policy.score_all(packed, **limits).log_prob
@@ -267,7 +275,9 @@ def train_dpo(
     dump_folder: Path | None = None,
 ) -> OfflineResult:
     """DPO on `pairs`, from the policy as it is; the other arguments are `train_offline`'s."""
-    objective = DPOObjective(backend.policy, pairs, config, backend.world_size, gradient_accumulation_steps)
+    objective = DPOObjective(
+        backend.policy, pairs, config, backend.world_size, gradient_accumulation_steps, summing=backend
+    )
     return train_offline(
         backend, objective, config, evaluate=evaluate, on_step=on_step, seed=seed, state=state, dump_folder=dump_folder
     )

@@ -162,7 +162,8 @@ def train_offline(
 
     Args:
         backend: optimises its policy.
-        evaluate: validation score of the policy as it is, larger is better, called every `config.eval_every` steps.
+        evaluate: validation score of the policy as it is, larger is better, called every `config.eval_every` steps and
+            after the last one, be it the epochs' or the time's.
         on_step: called after every step (and its check) with the state and {"<block>/loss": …, …}.
         seed: of the order of items.
         state: continue from here (weights and optimizer are the backend's to restore).
@@ -198,7 +199,8 @@ def train_offline(
         state.guard = guard.state_dict()
         state.seconds += _mean(backend, time.perf_counter() - started)
         stats |= {f"{block}/epoch": state.step / per_epoch, f"{block}/seconds": state.seconds}
-        if evaluate is not None and (state.step % config.eval_every == 0 or state.step == total):
+        last = state.step == total or (config.time_limit is not None and state.seconds >= config.time_limit)
+        if evaluate is not None and (last or state.step % config.eval_every == 0):
             stats[f"{block}/validation"] = _check(state, float(evaluate()), backend)
         if on_step is not None:
             on_step(state, stats)

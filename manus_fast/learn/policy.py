@@ -185,9 +185,10 @@ class Policy(nn.Module):
                 values[where] = part.value.to(packed.device)
                 last[torch.from_numpy(index).to(packed.device)] = part.last_value.to(packed.device)
         if ranks is not None and size > 1:
-            # What a rank did not score is 0 there, so that sums are exact.
+            # What a rank did not score is 0 there, so that sums are exact. Ranks of GPUs add up what lies on them.
             log_prob, entropies, values, last = (
-                None if x is None else ranks.sum(x) for x in (log_prob, entropies, values, last)
+                None if x is None else ranks.sum(x.to(self.device)).to(packed.device)
+                for x in (log_prob, entropies, values, last)
             )
         return ScoreOutput(log_prob=log_prob, entropy=entropies, value=values, last_value=last)
 

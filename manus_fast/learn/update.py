@@ -230,13 +230,15 @@ class PolicyGradientUpdate:
             max_tokens=self.config.max_tokens,
             ranks=self.backend,
         )
+        # A token whose sampled log-probability is lost is in no loss, so it costs its episode nothing either.
+        known = packed.loss_mask & torch.isfinite(packed.old_log_prob)
         difference = packed.old_log_prob - packed.ref_log_prob
         if self.config.kl_in == "reward":
             # The estimator of the reward is k1, whose sum over a row is the log-ratio of the row.
-            cost = kl_coef * torch.where(packed.loss_mask, difference, 0.0)
+            cost = kl_coef * torch.where(known, difference, 0.0)
             packed.reward = packed.reward - cost
             episodes = None if episodes is None else episodes.less(packed, cost)
-        return episodes, {"policy/ref_kl": float(difference[packed.trainable].mean())}
+        return episodes, {"policy/ref_kl": float(difference[known].mean()) if bool(known.any()) else 0.0}
 
     def _optimise(
         self,

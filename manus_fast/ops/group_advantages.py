@@ -100,6 +100,7 @@ def gigpo_advantages(
     step_weight: float = 1.0,
     kind: str = "grpo",
     unit: str = "trajectory",
+    singleton: str = "zero",
     eps: float = 1e-6,
 ) -> torch.Tensor:
     """GiGPO: A = A_episode + step_weight * A_step for each step, float32 `[S]`.
@@ -109,9 +110,12 @@ def gigpo_advantages(
     observation before the step) by step. Steps of one task group with one anchor form a step group; alone, A_step is 0.
     kind "grpo" divides by the standard deviation on both levels (ALFWorld), "dr_grpo" does not (WebShop).
     unit: "trajectory": each episode counts once in A_episode; "step": once for each of its steps.
+    singleton: A_episode of an episode alone in its group, as in `group_advantages`.
     """
     of_step = episode_rewards[episode]
-    across = group_advantages(of_step, group[episode], kind=kind, unit=unit, trajectory=episode, eps=eps)
+    across = group_advantages(
+        of_step, group[episode], kind=kind, unit=unit, trajectory=episode, singleton=singleton, eps=eps
+    )
     step_returns = torch.where(torch.isnan(of_step), of_step, step_returns)  # a failed episode's steps fail with it
     within = group_advantages(step_returns, step_groups(group[episode], anchor), kind=kind, unit="step", eps=eps)
     return across + step_weight * within
