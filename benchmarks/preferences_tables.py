@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+_SAMPLES = 10_000
+
 
 def section(record: dict[str, Any]) -> list[str]:
     """A paragraph and the table."""
@@ -17,12 +21,12 @@ def section(record: dict[str, Any]) -> list[str]:
         if judged
         else ""
     )
-    when = f", in {rounds} rounds of which each plays anew" if rounds else ""
+    when = f", in {rounds} rounds of which each plays anew" if rounds > 1 else ""
     return [
         f"{learners} from pairs of the demo's policy's own episodes{when} (`{record['command']}` at commit "
         f"{record['commit']}).",
         f"Per cent of {arguments['panel']} tasks of valid_unseen solved, and the difference to imitation played",
-        "greedily in points (paired 95 % interval)." + judges,
+        "greedily in points (paired 95 % interval; that of the mean is over tasks, for these seeds)." + judges,
         record["note"],
         "",
         *table(record),
@@ -37,6 +41,8 @@ def table(record: dict[str, Any]) -> list[str]:
     names |= {"oracle": f"best of {n}"}
     rounds = sorted(name for name in rows[0]["against_start"] if name.startswith("round"))
     names |= {name: f"DPO, {name.removeprefix('round')} round{'s' if name != 'round1' else ''}" for name in rounds}
+    if len(rounds) == 1:
+        names["round1"] = "DPO"
     if not rounds:
         names = {"dpo": "DPO", **names}
     shown = {name: title for name, title in names.items() if name in rows[0]["against_start"]}
@@ -47,8 +53,7 @@ def table(record: dict[str, Any]) -> list[str]:
     for row in rows:
         cells = [against(row, name) for name in shown]
         lines.append(f"| {row['seed']} | {100 * row['success']['start']:.1f} | " + " | ".join(cells) + " |")
-    means = (f"{100 * mean_difference(rows, name):+.1f}" for name in shown)
-    return [*lines, "| mean | | " + " | ".join(means) + " |"]
+    return [*lines, "| mean | | " + " | ".join(mean_against(rows, name) for name in shown) + " |"]
 
 
 def against(row: dict[str, Any], name: str) -> str:
@@ -58,6 +63,19 @@ def against(row: dict[str, Any], name: str) -> str:
     return f"{100 * row['success'][name]:.1f}, {100 * found['difference']:+.1f} ({low:+.1f} to {high:+.1f})"
 
 
-def mean_difference(rows: Sequence[dict[str, Any]], name: str) -> float:
-    """Over seeds, of the success rate."""
-    return sum(row["against_start"][name]["difference"] for row in rows) / len(rows)
+def mean_against(rows: Sequence[dict[str, Any]], name: str) -> str:
+    """A cell: the mean over seeds of the difference to the start, and its interval.
+
+    That is a paired bootstrap too: each seed's tasks are drawn again by themselves. It is about these seeds' policies
+    on other tasks, and says nothing of other seeds.
+    """
+    rng = np.random.default_rng(0)
+    mean, drawn = 0.0, np.zeros(_SAMPLES)
+    for row in rows:
+        found = row["against_start"][name]
+        lost, won, tasks = found["only_a"], found["only_b"], found["tasks"]
+        counts = rng.multinomial(tasks, [lost / tasks, won / tasks, 1 - (lost + won) / tasks], _SAMPLES)
+        mean += (won - lost) / tasks / len(rows)
+        drawn += (counts[:, 1] - counts[:, 0]) / tasks / len(rows)
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return f"{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"

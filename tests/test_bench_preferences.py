@@ -1,15 +1,16 @@
 """The preferences' benchmark: both of its parts, small, and the seeds' records gathered."""
 
 import json
+import re
 
 import pytest
 from learning import tiny_model  # noqa: F401  (one thread)
 
 from benchmarks.bench_preferences import PARTS, main, merge
-from benchmarks.preferences_tables import section
+from benchmarks.preferences_tables import mean_against, section
 from manus_fast.modeling.tiny import make_policy
 
-FOUND = {"difference": 0.05, "low": 0.01, "high": 0.085}
+FOUND = {"difference": 0.05, "low": 0.01, "high": 0.085, "tasks": 400, "only_a": 30, "only_b": 50}
 
 
 def records(seed, commit="abc", start=0.35):
@@ -37,12 +38,21 @@ def test_parts_and_seeds_are_gathered_in_a_table(tmp_path, capsys):
     cell, told = "40.0, +5.0 (+1.0 to +8.5)", capsys.readouterr().out.splitlines()
     assert told[0] == "| seed | imitation | DPO | reward model's of 4 | shortest of 4 | best of 4 |"
     assert told[3] == f"| 1 | 35.0 | {' | '.join([cell] * 4)} |"
-    assert told[4] == "| mean | | +5.0 | +5.0 | +5.0 | +5.0 |"
+    # A seed's difference has a variance of (80 - 20² / 400) / 400², the mean half of it: 1.96 deviations are 3.1.
+    (low, high), *others = re.findall(r"\+5\.0 \(\+(\S+) to \+(\S+)\)", told[4])
+    assert (float(low), float(high)) == pytest.approx((1.9, 8.1), abs=0.25) and others == 3 * [(low, high)]
     whole = json.loads((tmp_path / "all.json").read_text())
     assert whole["command"] == "python -m benchmarks.bench_preferences --seeds 0 1 --tasks 500 --n 4 dpo.beta=0.3"
     assert [row["seed"] for row in whole["rows"]] == [0, 1] and "row" not in whole
     assert whole["rows"][0]["success"]["dpo"] == 0.4 and whole["rows"][0]["against_start"]["oracle"] == FOUND
     assert "seed 0" in whole["note"] and whole["rows"][0]["seconds"] == {part: {"start": 1.0} for part in PARTS}
+
+
+def test_the_interval_of_the_mean_is_over_tasks():
+    """Seeds that differ widely among themselves, each without a doubt: no task could have gone otherwise."""
+    sure = [{**FOUND, "only_a": 0, "only_b": 400}, {**FOUND, "only_a": 0, "only_b": 0}]
+    rows = [{"against_start": {"dpo": found}} for found in sure]
+    assert mean_against(rows, "dpo") == "+50.0 (+50.0 to +50.0)"
 
 
 def test_seeds_that_were_run_differently_are_refused(tmp_path):
@@ -89,7 +99,7 @@ def test_both_parts_run_and_leave_their_records(tmp_path, monkeypatch):
     whole = json.loads((tmp_path / "own.json").read_text())
     assert whole["note"] == "Chosen beforehand." and "--rounds 2" in whole["command"]
     (row,) = whole["rows"]
-    assert "in 2 rounds" in section(whole)[0] and section(whole)[2].endswith("interval).")
+    assert "in 2 rounds" in section(whole)[0] and section(whole)[2].endswith("for these seeds).")
     assert row["success"].keys() == {"start", "round1", "round2", "dpo"} and len(row["rounds"]) == 2
     assert (
         row["success"]["dpo"] == row["success"]["round2"] and row["rounds"][1]["before"] == row["rounds"][0]["success"]
