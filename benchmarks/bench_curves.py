@@ -82,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     for row in side_by_side(partial(one_run, arguments), items, arguments):
         rows.append(row)
-        print(json.dumps({name: row[name] for name in row if name not in ("train", "panel")}), flush=True)
+        print(json.dumps({name: row[name] for name in row if name not in ("train", "panel", "solved")}), flush=True)
     return sorted(rows, key=lambda row: row["seed"])
 
 
@@ -106,7 +106,7 @@ def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
 
 def mean_unseen(runs: list[dict[str, Any]]) -> dict[str, float]:
     """Algorithm → success on valid_unseen, mean over the seeds; "sft", where all of them begin, comes first."""
-    names = dict.fromkeys(["sft", *(run["algorithm"] for run in runs)])
+    names = dict.fromkeys(["sft", *ALGORITHMS, *(run["algorithm"] for run in runs)])
     found = {name: [run["unseen"] for run in runs if run["algorithm"] == name] for name in names}
     return {name: statistics.mean(rates) for name, rates in found.items() if rates}
 
@@ -135,7 +135,7 @@ def one_run(arguments: argparse.Namespace, item: tuple[int, str]) -> dict[str, A
     folder = Path(arguments.start or arguments.output_dir) / f"seed{seed}" / "sft" / "model"
     if name == "sft":
         config = _config(arguments, seed, name, folder)
-        return {"algorithm": name, "seed": seed, "unseen": _unseen(config, folder, make_environment(config))}
+        return {"algorithm": name, "seed": seed, **_unseen(config, folder, make_environment(config))}
     config = _config(
         arguments, seed, name, folder, f"algorithm={name}", f"training.max_seconds={arguments.seconds}",
         f"evaluation.freq={arguments.freq}",
@@ -152,7 +152,7 @@ def one_run(arguments: argparse.Namespace, item: tuple[int, str]) -> dict[str, A
         "seed": seed,
         "seconds": round(time.monotonic() - began, 1),
         "steps": trainer.counters.steps,
-        "unseen": _unseen(config, out / "model", environment),
+        **_unseen(config, out / "model", environment),
         "train": [[r["step"], round(r["train/success"], 4)] for r in records if "train/success" in r],
         "panel": [[0, first], *([r["step"], r["eval/success"]] for r in records if "eval/success" in r)],
     }
@@ -167,7 +167,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
-    for name in dict.fromkeys(r["algorithm"] for r in record["runs"] if "panel" in r):
+    for name in (name for name in record["mean_unseen"] if name != "sft"):
         curves = [np.asarray(r["panel"]) for r in record["runs"] if r["algorithm"] == name]
         colour = COLOURS.get(name)
         for curve in curves:
@@ -175,6 +175,7 @@ def plot(record: dict[str, Any], path: Path) -> None:
         shared = np.linspace(0, min(curve[-1, 0] for curve in curves), 60)
         mean = np.mean([np.interp(shared, curve[:, 0], 100 * curve[:, 1]) for curve in curves], axis=0)
         axes.plot(shared, mean, color=colour, linewidth=2.4, label=name)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("environment steps after imitation")
     axes.set_ylabel("success on valid_seen, per cent")
     axes.grid(alpha=0.25)
@@ -184,8 +185,11 @@ def plot(record: dict[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _unseen(config: Config, model: Path, environment: Any) -> float:
-    return measured(config, model, environment).summary.success.rate
+def _unseen(config: Config, model: Path, environment: Any) -> dict[str, Any]:
+    """Success on valid_unseen, and task by task: 1 solved, 0 not, - failed (by no fault of the policy's)."""
+    report = measured(config, model, environment)
+    marks = ("-" if task.error is not None else str(int(task.success)) for task in report.tasks)
+    return {"unseen": report.summary.success.rate, "solved": "".join(marks)}
 
 
 def _command(arguments: argparse.Namespace) -> list[str]:

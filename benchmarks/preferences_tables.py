@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-_SAMPLES = 10_000
+from benchmarks.seeds import mean_difference
 
 
 def section(record: dict[str, Any]) -> list[str]:
@@ -64,18 +62,7 @@ def against(row: dict[str, Any], name: str) -> str:
 
 
 def mean_against(rows: Sequence[dict[str, Any]], name: str) -> str:
-    """A cell: the mean over seeds of the difference to the start, and its interval.
-
-    That is a paired bootstrap too: each seed's tasks are drawn again by themselves. It is about these seeds' policies
-    on other tasks, and says nothing of other seeds.
-    """
-    rng = np.random.default_rng(0)
-    mean, drawn = 0.0, np.zeros(_SAMPLES)
-    for row in rows:
-        found = row["against_start"][name]
-        lost, won, tasks = found["only_a"], found["only_b"], found["tasks"]
-        counts = rng.multinomial(tasks, [lost / tasks, won / tasks, 1 - (lost + won) / tasks], _SAMPLES)
-        mean += (won - lost) / tasks / len(rows)
-        drawn += (counts[:, 1] - counts[:, 0]) / tasks / len(rows)
-    low, high = np.percentile(drawn, [2.5, 97.5])
+    """A cell: the mean over seeds of the difference to the start, and its interval (`seeds.mean_difference`)."""
+    found = [row["against_start"][name] for row in rows]
+    mean, low, high = mean_difference([(pair["only_a"], pair["only_b"], pair["tasks"]) for pair in found])
     return f"{100 * mean:+.1f} ({100 * low:+.1f} to {100 * high:+.1f})"

@@ -1,7 +1,7 @@
-"""Writes the README's results section and docs/results.md from benchmarks/results/*.json; nothing in them is typed by
-hand.
+"""Writes the README's results section, docs/results.md and the learning curves' table of docs/algorithms.md from
+benchmarks/results/*.json; nothing in them is typed by hand.
 
-python -m benchmarks.tables            # rewrites README.md between its results markers, and docs/results.md
+python -m benchmarks.tables            # rewrites README.md and docs/algorithms.md between markers, and docs/results.md
 python -m benchmarks.tables --check    # exits with 1 where one of them differs
 """
 
@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import alfworld_tables, household_tables, preferences_tables
+from benchmarks import alfworld_tables, curves_tables, household_tables, preferences_tables
 from benchmarks.data_tables import training
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+RESULTS_MARKS = ("<!-- results:begin -->", "<!-- results:end -->")
+CURVES_MARKS = ("<!-- curves:begin -->", "<!-- curves:end -->")
 
 
 def section() -> str:
@@ -179,14 +180,24 @@ def _update(rows: list[dict[str, Any]]) -> list[str]:
     return [*lines, ""]
 
 
+def _between(text: str, marks: tuple[str, str], new: str) -> str:
+    """`text` with what stands between the marks replaced."""
+    begin, end = marks
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{new}{end}{rest.partition(end)[2]}"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a file differs")
     arguments = parser.parse_args(argv)
-    readme, results = ROOT / "README.md", ROOT / "docs" / "results.md"
-    before, _, rest = readme.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    new = {readme: f"{before}{BEGIN}\n{section()}{END}{after}", results: page()}
+    readme, algorithms = ROOT / "README.md", ROOT / "docs" / "algorithms.md"
+    curves = "".join(f"{line}\n" for record in _records("curves.json") for line in curves_tables.section(record))
+    new = {
+        readme: _between(readme.read_text(), RESULTS_MARKS, section()),
+        ROOT / "docs" / "results.md": page(),
+        algorithms: _between(algorithms.read_text(), CURVES_MARKS, curves),
+    }
     for path, text in new.items():
         if not arguments.check:
             path.write_text(text)

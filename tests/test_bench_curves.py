@@ -6,14 +6,19 @@ import pytest
 from learning import tiny_model  # noqa: F401  (one thread)
 
 from benchmarks.bench_curves import main
+from benchmarks.curves_tables import section
 
 
 def record(*seeds, algorithms=("ppo", "grpo"), commit="abc"):
+    """Of ten tasks imitation solves the first three, the others five and as many as the seed's number, from the second
+    on; one task fails to be played."""
     runs = []
     for seed in seeds:
         panel = [[0, 0.3], [1000 + seed, 0.5], [2000, 0.6]]
-        runs += [{"algorithm": name, "seed": seed, "panel": panel, "unseen": 0.5 + seed / 10} for name in algorithms]
-        runs.append({"algorithm": "sft", "seed": seed, "unseen": 0.3})
+        run = {"seed": seed, "steps": 2000, "panel": panel, "unseen": 0.5 + seed / 10}
+        run["solved"] = "0" + "1" * (5 + seed) + "0" * (3 - seed) + "-"
+        runs += [{"algorithm": name, **run} for name in algorithms]
+        runs.append({"algorithm": "sft", "seed": seed, "unseen": 0.3, "solved": "1110000000"})
     return {"command": f"run {seeds}", "commit": commit, "torch": "2", "cpus": 4, "runs": runs}
 
 
@@ -32,7 +37,12 @@ def test_parts_are_joined_and_every_seed_is_drawn(tmp_path, capsys):
     assert [(run["seed"], run["algorithm"]) for run in whole["runs"][:3]] == [(0, "grpo"), (0, "ppo"), (0, "sft")]
     assert len(whole["runs"]) == 9 and whole["command"] == "run (2, 1); run (0,)"
     assert whole["mean_unseen"] == pytest.approx({"sft": 0.3, "ppo": 0.6, "grpo": 0.6})
-    assert next(iter(whole["mean_unseen"])) == "sft" and "     ppo   60.0" in capsys.readouterr().out
+    assert list(whole["mean_unseen"]) == ["sft", "ppo", "grpo"] and "     ppo   60.0" in capsys.readouterr().out
+    first, _, third, mean = section(whole)[-4:]
+    # Of nine tasks that both played, imitation alone solves one, the other alone three and the seed's number.
+    assert first.startswith("| 0 | 30.0 | 50.0, +22.2 (") and third.startswith("| 2 | 30.0 | 70.0, +44.4 (")
+    assert mean.startswith("| mean | 30.0 | 60.0, +33.3 (+") and first.endswith("| 2, 2 |")
+    assert section(whole)[0].startswith("![") and "the 10 tasks of valid_unseen" in "\n".join(section(whole))
     text = (tmp_path / "curves.svg").read_text()
     assert "<svg" in text and text.count('id="line2d_') > 8  # eight curves, and the ticks
 
@@ -61,3 +71,4 @@ def test_runs_begin_from_the_policies_of_a_folder(tmp_path):
     assert [(run["seed"], run["algorithm"]) for run in made["runs"]] == [(5, "grpo"), (5, "sft")]
     assert made["runs"][0]["panel"][0] == [0, 0.0] and len(made["runs"][0]["train"]) >= 1
     assert made["mean_unseen"] == {"sft": 0.0, "grpo": 0.0} and "--start" not in made["command"]
+    assert [run["solved"] for run in made["runs"]] == ["00", "00"]
