@@ -56,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     report = harness.Report("prefixes", name, harness.Ceilings(gbs=1, tflops=1), harness.commit_name())
     policy = Policy(model)
     for case, rows in collections(player, arguments.tasks, arguments.budget_tokens).items():
+        if not rows:
+            raise SystemExit(f"--tasks: expected some that teach something, got no {case} of {arguments.tasks}")
         measure(report, policy, case, rows, arguments.batch_size, arguments.repeats)
     report.save(arguments.json)
     return report.rows

@@ -120,7 +120,6 @@ class Setting(Games):
             dtype=dtype,
             eager="--eager" in words or device == "cpu",
             can_sleep="--sleep" in words,
-            prefill_every=prefill_of(words),
         )
         import vllm
 
@@ -132,6 +131,10 @@ class Setting(Games):
         self.engine.load(self.model.named_parameters(), 0)
         self.chat.forget()
         return self.rollout(ScriptedLengths(self.engine), kind, staleness)
+
+    def prefill(self, every: int) -> None:
+        """Prompts come in at every n-th step from now on (rollout.vllm_prefill_every)."""
+        self.engine._prefill_every = every
 
     def collect(self, kind: type[Rollout]) -> tuple[Rollout, list[Trajectory], ScriptedLengths]:
         """Plays every episode once."""
@@ -164,12 +167,6 @@ def _check(trajectories: list[Trajectory]) -> None:
     failed = [t.error for t in trajectories if not t.valid]
     if failed:
         raise RuntimeError(f"{len(failed)} episodes failed, the first with: {failed[0]}")
-
-
-def prefill_of(words: list[str]) -> int:
-    """N of --prefill=N."""
-    given = [int(word.partition("=")[2]) for word in words if word.startswith("--prefill=")]
-    return given[0] if given else 1
 
 
 def replay(engine: VLLMEngine, stream: ScriptedLengths, slots: int) -> float:
@@ -212,20 +209,3 @@ def replay(engine: VLLMEngine, stream: ScriptedLengths, slots: int) -> float:
             elif waiting:
                 send(waiting.popleft())
     return time.perf_counter() - begin
-
-
-def bounds(trajectories: list[Trajectory], slots: int, steps: list[tuple[int, float, bool]]) -> tuple[float, float]:
-    """Decoding steps that lockstep waits for, over those that full slots would take: of equal length, and of the
-    length that `steps` (of lockstep) tell."""
-    longest = total = 0
-    for start in range(0, len(trajectories), slots):
-        wave = trajectories[start : start + slots]
-        for turn in range(max(len(t.turns) for t in wave)):
-            lengths = [len(t.turns[turn].ids) for t in wave if len(t.turns) > turn]
-            longest, total = longest + max(lengths), total + sum(lengths)
-    plain = np.asarray([(count, seconds) for count, seconds, more in steps if not more])
-    plain = plain[plain[:, 1] <= np.quantile(plain[:, 1], 0.95)]
-    each, once = (max(0.0, float(x)) for x in np.polyfit(plain[:, 0], plain[:, 1], 1))
-    print(f"a step that only decodes takes {once * 1e3:.2f} ms + {each * 1e6:.1f} µs a request", flush=True)
-    mean = total / slots
-    return longest / mean, (once * longest + each * total) / (once * mean + each * total)

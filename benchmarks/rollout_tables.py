@@ -1,0 +1,123 @@
+"""Writes the tables of docs/rollout.md from benchmarks/results/rollout.json; none of their figures is typed by hand.
+
+python -m benchmarks.rollout_tables            # rewrites docs/rollout.md between its markers
+python -m benchmarks.rollout_tables --check    # exits with 1 where docs/rollout.md differs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "rollout.json"
+PAGE = ROOT / "docs" / "rollout.md"
+BEGIN, END = "<!-- rollout:begin -->\n", "<!-- rollout:end -->"
+PARTS = ("decoding_s", "empty_s", "further_s", "prompts_s", "host_s")
+
+Row = dict[str, Any]
+
+
+def block(rows: Sequence[Row]) -> list[str]:
+    """Lines of Markdown."""
+    played = [row for row in rows if row["pass"] == "collect"]
+    (slow,) = (row for row in played if row["backend"] == "lockstep")
+    return [*_rates(played), "", *_parts(played), "", *_bounds(slow), "", *_rest(rows)]
+
+
+def _rates(played: Sequence[Row]) -> list[str]:
+    lines = [
+        "| | seconds | tokens/s | episodes an hour | of vLLM alone | engine without a request, % | outside `poll`, % "
+        "| µs a turn |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in played:
+        share, idle, host = (row.get(name) for name in ("of_vllm_alone", "engine_idle_share", "host_share"))
+        hour, turn = row.get("trajectories_per_hour"), row.get("us_per_turn")
+        cells = (
+            row["backend"],
+            f"{row['ms'] / 1e3:.2f}",
+            f"{row['tokens_per_s']:,}",
+            "" if hour is None else f"{hour:,.0f}",
+            "" if share is None else f"{share:.2f}",
+            "" if idle is None else f"{100 * idle:.1f}",
+            "" if host is None else f"{100 * host:.1f}",
+            "" if turn is None else f"{turn:.0f}",
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _parts(played: Sequence[Row]) -> list[str]:
+    lines = [
+        "| seconds of | steps | tokens, all slots busy | empty slots | further steps | prompts, ends of replies "
+        "| outside `poll` |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in played:
+        if "decoding_s" in row:
+            seconds = " | ".join(f"{row[name]:.1f}" for name in PARTS)
+            lines.append(f"| {row['backend']} | {row['steps']:,} | {seconds} |")
+    return lines
+
+
+def _bounds(slow: Row) -> list[str]:
+    return [
+        "| over lockstep | |",
+        "|---|---|",
+        f"| reached, by the fastest row | {slow['gain']:.2f} |",
+        f"| bound with equal steps and slots busy to the end | {slow['bound']:.2f} |",
+        f"| with steps as long as lockstep's were | {slow['timed_bound']:.2f} |",
+        f"| and slots that stand empty at the end | {slow['ended_bound']:.2f} |",
+    ]
+
+
+def _rest(rows: Sequence[Row]) -> list[str]:
+    named = {(row["backend"], row["pass"]): row for row in rows}
+    lines = ["| | |", "|---|---|"]
+    load, update = named["manus_fast", "load"], named["manus_fast", "update"]
+    lines.append(f"| hand-over of weights | {load['ms']:.1f} ms |")
+    lines.append(f"| idle share of an iteration | {100 * update['idle_share_of_iteration']:.1f} % |")
+    lines.append(
+        f"| \\|Δ log-prob\\|, mean (random weights, {update['entropy']:.1f} nats) | {update['gap_mean']:.3f} |"
+    )
+    lines.append(
+        f"| of it sampler and trainer, each to float32 | {update['gap_of_sampler']:.3f}, {update['gap_of_trainer']:.3f} |"
+    )
+    if "kernel_idle_share" in update:
+        lines.append(f"| no kernel runs, of a collection (profiled) | {100 * update['kernel_idle_share']:.0f} % |")
+    if ("manus_fast, staleness 1", "iterations") in named:
+        row = named["manus_fast, staleness 1", "iterations"]
+        lines.append(f"| iterations with `rollout.staleness=1` over 0 | {row['gain']:.2f} |")
+    return lines
+
+
+def written(text: str) -> str:
+    """The page with the block between its markers.
+
+    Raises:
+        ValueError: the markers are not there.
+    """
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"docs/rollout.md: expected the markers {BEGIN.strip()} and {END}, got none")
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + "\n".join(block(json.loads(RESULTS.read_text()))) + "\n" + END + rest.partition(END)[2]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where the page differs")
+    arguments = parser.parse_args(argv)
+    text = PAGE.read_text()
+    new = written(text)
+    if arguments.check:
+        sys.exit(0 if new == text else "docs/rollout.md: a table differs from benchmarks/results: run it again")
+    PAGE.write_text(new)
+
+
+if __name__ == "__main__":
+    main()
