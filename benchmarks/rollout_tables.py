@@ -85,9 +85,8 @@ def _rest(rows: Sequence[Row]) -> list[str]:
     lines.append(
         f"| \\|Δ log-prob\\|, mean (random weights, {update['entropy']:.1f} nats) | {update['gap_mean']:.3f} |"
     )
-    lines.append(
-        f"| of it sampler and trainer, each to float32 | {update['gap_of_sampler']:.3f}, {update['gap_of_trainer']:.3f} |"
-    )
+    sides = ", ".join(f"{update[name]:.3f}" for name in ("gap_of_sampler", "gap_of_trainer"))
+    lines.append(f"| of sampler and trainer, each to the same weights in float32 | {sides} |")
     if "kernel_idle_share" in update:
         lines.append(f"| no kernel runs, of a collection (profiled) | {100 * update['kernel_idle_share']:.0f} % |")
     if ("manus_fast, staleness 1", "iterations") in named:
