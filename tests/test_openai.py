@@ -107,11 +107,14 @@ def test_nobody_listens():
 
 def test_what_cannot_get_better_is_not_tried_again():
     for fault, kind in (
-        (error(400, "maximum context length", code="context_length_exceeded"), "refused"),
+        (error(400, "maximum context length", code="context_length_exceeded"), "too_long"),
+        (error(422, "prompt too long for the maximum Context Length of 8"), "too_long"),
+        (error(400, "no such parameter"), "refused"),
         (Fault(200, completion("", "content_filter")), "filtered"),
     ):
         (done,), server, engine = ask(lambda body, n, fault=fault: fault)
         assert done.finish_reason == "error" and len(server.bodies) == 1 and engine.counts[kind] == 1
+        assert done.too_long == (kind == "too_long")
     assert "context length" in ask(lambda body, n: FAULT_400)[0][0].error
 
 

@@ -116,6 +116,29 @@ def test_faults_are_masked_and_counted_never_rewarded_with_zero(tmp_path, name):
         player.close()
 
 
+def test_a_conversation_that_outgrows_the_endpoint_is_cut_and_counts(tmp_path):
+    play, long = expert(), ENVIRONMENT.make_batch(1).reset([0], [TASKS[2]], [0])[0][0]
+    full = error(400, "This model's maximum context length is 64 tokens.", code="context_length_exceeded")
+
+    def answer(body, number):
+        said = body["messages"]
+        return full if said[1]["content"] == long and len(said) > 4 else play(body, number)
+
+    with endpoint(answer) as server:
+        player = TeacherPlayer(settings(server.url), tmp_path, ENVIRONMENT)
+        episodes = player.play(TASKS)
+        player.close()
+    assert all(t.valid for t in episodes) and [t.success for t in episodes] == [True, True, False, True]
+    assert episodes[2].truncated and len(episodes[2].turns) == 2
+    assert player.stats.failed == 0 and player.engine.counts["too_long"] == 1
+    with endpoint(lambda body, n: full) as server:
+        player = TeacherPlayer(settings(server.url), tmp_path / "at once", ENVIRONMENT)
+        episodes = player.play(TASKS)
+        player.close()
+    assert not any(t.valid for t in episodes) and "maximum context length" in episodes[0].error
+    assert len(server.bodies) == 4
+
+
 def test_a_killed_run_goes_on_without_paying_again(tmp_path):
     play = expert()
     whole = tmp_path / "whole"
@@ -207,12 +230,13 @@ def test_what_is_distilled_and_what_is_dropped():
         episode(0, good, success=True, terminated=True),
         episode(1, good[:1], truncated=True),
         episode(2, good[:1], terminated=True),
-        episode(3, good[:1], error="engine: status 500"),
+        episode(3, good[:1], error="engine: status 500: upstream (7)"),
         episode(4, good[1:2], success=True, terminated=True),
     ]
     result = distill(episodes, protocol, "sys", "gpt-4o")
     assert dict(result.dropped) == {
-        "cut before the task was solved": 1, "task not solved": 1, "failed: engine": 1, "nothing trainable": 1,
+        "cut before the task was solved": 1, "task not solved": 1, "failed: engine: status 500": 1,
+        "nothing trainable": 1,
     }  # fmt: skip
     (row,) = result.rows
     assert (row.id, row.source, row.domain) == ("e0", "gpt-4o", "household")

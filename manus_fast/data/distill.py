@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ def distill(trajectories: Sequence[Trajectory], protocol: Protocol, system: str,
     result = Distilled()
     for trajectory in trajectories:
         if not trajectory.valid:
-            result.dropped["failed: " + str(trajectory.error).partition(":")[0]] += 1
+            where, _, what = str(trajectory.error).partition(": ")
+            result.dropped[f"failed: {where}: {re.split('[:(]', what)[0].strip()}"] += 1  # without its details
             continue
         if not trajectory.success:
             result.dropped["cut before the task was solved" if trajectory.truncated else "task not solved"] += 1

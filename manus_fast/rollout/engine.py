@@ -62,6 +62,8 @@ class Completion:
     """Sampled tokens of such a reply, as the endpoint counted them."""
     versions: np.ndarray | None = None
     """int32 [S]: the policy version of each id, where new weights came while it was sampled; None: all of `version`."""
+    too_long: bool = False
+    """Of an error: the prompt leaves no room for a reply."""
 
 
 class Engine(Protocol):

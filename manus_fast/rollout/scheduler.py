@@ -304,13 +304,8 @@ class Rollout:
         left = config.max_traj_tokens - episode.sampled
         room = self.engine.max_length - len(prompt)
         limit = min(config.max_turn_tokens, left, room)
-        if limit < 1 and not trajectory.turns:
-            trajectory.error = f"prompt: expected fewer than {self.engine.max_length} tokens, got {len(prompt)}"
-            self._finish(slot)
-            return
         if limit < 1:
-            trajectory.truncated = True
-            self._finish(slot)
+            self._no_room(slot, f"prompt: expected fewer than {self.engine.max_length} tokens, got {len(prompt)}")
             return
         spec = episode.spec
         request = Request(
@@ -332,9 +327,22 @@ class Rollout:
         self.stats.prompt_tokens += len(prompt)
         self.engine.submit(request)
 
+    def _no_room(self, slot: int, error: str) -> None:
+        """No token is left for a reply: an episode that was under way is cut, one whose first prompt it is cannot be
+        played."""
+        trajectory = self._playing[slot].trajectory
+        if trajectory.turns:
+            trajectory.truncated = True
+        else:
+            trajectory.error = error
+        self._finish(slot)
+
     def _on_reply(self, slot: int, completion: Completion) -> None:
         """The engine completed a reply: its action goes to the environment, whole or not."""
         episode = self._playing[slot]
+        if completion.too_long:
+            self._no_room(slot, f"prompt: {completion.error}")
+            return
         if completion.finish_reason in ("error", "abort"):
             self._fail(slot, f"engine: {completion.error or 'the request was aborted'}")
             return

@@ -79,7 +79,7 @@ class OpenAIEngine:
     """
 
     version = 0
-    max_length = 1 << 30  # the endpoint alone knows: a prompt that is too long for it is a refused request
+    max_length = 1 << 30  # the endpoint alone knows, and says so of a prompt that is too long for it
 
     def __init__(self, teacher: Teacher, config: EndpointConfig, journal: Journal | None = None):
         try:
@@ -208,7 +208,7 @@ class OpenAIEngine:
             self._done.put(_failed(request, "abort", "the request was aborted"))
             raise
         except _Fault as fault:
-            self._done.put(_failed(request, "error", fault.text))
+            self._done.put(_failed(request, "error", fault.text, fault.kind == "too_long"))
         except BaseException as error:  # a stop, or a mistake of ours: the thread must not swallow it
             self._done.put(error)
         finally:
@@ -366,6 +366,8 @@ class OpenAIEngine:
             return self._stop
         if status == 429:
             return _Fault("rate_limited", text, after=_retry_after(error.response.headers))
+        if status in (400, 413, 422) and (code == "context_length_exceeded" or "context length" in text.lower()):
+            return _Fault("too_long", text, again=False)
         if status in (408, 409) or status >= 500:
             return _Fault("server_error", text, after=_retry_after(error.response.headers))
         return _Fault("refused", text, again=False)
@@ -387,8 +389,8 @@ class OpenAIEngine:
         )  # fmt: skip
 
 
-def _failed(request: Request, reason: str, error: str) -> Completion:
-    return Completion(request.id, _NO_IDS, _NO_LOG_PROBS, reason, 0, error, "", 0)
+def _failed(request: Request, reason: str, error: str, too_long: bool = False) -> Completion:
+    return Completion(request.id, _NO_IDS, _NO_LOG_PROBS, reason, 0, error, "", 0, too_long=too_long)
 
 
 def _prompt_bound(request: Request) -> int:
