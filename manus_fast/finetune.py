@@ -96,7 +96,7 @@ class OfflineRun:
                     shown[self.validation_name] = state.history[-1][1]
                 progress.update(state.step, **shown)
                 freq = {"no": 0, "steps": training.save_freq, "epoch": per_epoch}[training.save_strategy]
-                if freq and state.step % freq == 0:
+                if freq and state.step and state.step % freq == 0:
                     self.save()
 
             result = train_offline(

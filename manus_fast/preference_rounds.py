@@ -106,7 +106,8 @@ class PreferenceRounds(RoundsRun[PreferenceRound]):
             raise ValueError(
                 f"dpo.tasks: expected at least one task with a success and a failure, got none of {self.settings.tasks}"
             )
-        dpo, training = self.config.dpo, self.config.training
+        # The panel has just been played as the round begins.
+        dpo, training = dataclasses.replace(self.config.dpo, check_start=False), self.config.training
         if len(pairs) < dpo.batch_size:  # how many there will be is not known beforehand
             dpo = dataclasses.replace(dpo, batch_size=len(pairs))
             training = dataclasses.replace(training, gradient_accumulation_steps=1)

@@ -339,7 +339,8 @@ def test_dpo_trains_adapters_from_the_command_line(folder, tmp_path):
     words = ["dpo", *BASE, "environment.max_steps=2", f"training.output_dir={tmp_path / 'run'}", "dpo.batch_size=4"]
     words += ["dpo.epochs=3", "dpo.learning_rate=5e-2", "training.save_strategy=no"]
     assert cli.main([*words, "--model_path", str(folder), "--dataset_name", str(tmp_path / "pairs.jsonl")]) == 0
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    start, *records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert start["step"] == 0
     assert records[0]["dpo/loss"] == pytest.approx(np.log(2), abs=1e-6)  # policy and reference are one
     assert records[-1]["dpo/margin"] > 0 and records[-1]["dpo/loss"] < records[0]["dpo/loss"]
     assert (tmp_path / "run" / "model" / "model.safetensors").is_file()

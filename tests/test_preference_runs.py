@@ -65,7 +65,8 @@ def test_dpo_trains_saves_and_resumes(run, preferences, tmp_path):
         return [json.loads(line) for line in (folder / "metrics.jsonl").open()]
 
     assert train(tmp_path / "whole") == 0
-    records = figures(tmp_path / "whole")
+    start, *records = figures(tmp_path / "whole")
+    assert start["step"] == 0 and start["dpo/validation"] == 0.0  # played before it learns
     assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6]
     assert records[0]["dpo/loss"] == pytest.approx(0.6931472, abs=1e-4) and records[-1]["dpo/margin"] > 0
     assert (tmp_path / "whole" / "model" / "config.json").is_file() and (tmp_path / "whole" / "eval.json").is_file()

@@ -188,10 +188,12 @@ def test_pairs_on_two_ranks_have_the_figures_of_one_process(runs, name, whole):
     assert len(one) == len(two) >= 4
     for ours, theirs in zip(two, one, strict=True):
         compared = [n for n in theirs if n.startswith(f"{block}/") and not n.endswith("/seconds")]
-        assert f"{block}/margin" in compared and ours.keys() == theirs.keys()
+        assert f"{block}/margin" in compared or theirs["step"] == 0  # where it is only validated
+        assert ours.keys() == theirs.keys()
         for figure in compared:
             assert ours[figure] == pytest.approx(theirs[figure], rel=1e-2, abs=2e-5), (figure, theirs["step"])
-    assert one[-1][f"{block}/loss"] < one[0][f"{block}/loss"]
+    losses = [record[f"{block}/loss"] for record in one if record["step"]]
+    assert losses[-1] < losses[0]
     if whole == "reward-model":
         found = [json.loads((runs[0] / where / name / "accuracy.json").read_text()) for where in ("one", "two")]
         assert found[0] == found[1] and found[0]["accuracy"]["outcome"] == 1.0

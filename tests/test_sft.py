@@ -197,6 +197,22 @@ def test_time_limit():
     assert result.stopped == "time" and len(losses) == 1
 
 
+@pytest.mark.parametrize(("last", "kept"), [(0.4, 0), (0.5, 4)])
+def test_where_all_is_worse_than_the_start_it_is_kept(last, kept):
+    scores = iter([0.5, 0.4, last])
+    config = SFTConfig(epochs=2, batch_size=4, eval_every=2, check_start=True, learning_rate=1e-2)
+    backend, told = trainer(config), []
+    start = {name: weight.clone() for name, weight in backend.named_masters()}
+    result = train_sft(
+        backend, ROWS, config, evaluate=lambda: next(scores),
+        on_step=lambda state, stats: told.append((state.step, stats.get("sft/validation"))),
+    )  # fmt: skip
+    assert result.history == [(0, 0.5), (2, 0.4), (4, last)] and (result.best_step, result.steps) == (kept, 4)
+    assert told == [(0, 0.5), (1, None), (2, 0.4), (3, None), (4, last)]
+    same = [torch.equal(weight, start[name]) for name, weight in backend.named_masters()]
+    assert all(same) if kept == 0 else not any(same)
+
+
 def test_what_was_learnt_before_time_was_up_is_checked():
     config = SFTConfig(epochs=1000, batch_size=8, time_limit=1e-6, eval_every=50)
     _, result, _ = train(config, evaluate=lambda: 0.7)

@@ -44,6 +44,7 @@ class DPOConfig(OfflineConfig):
     epochs: int = 1
     batch_size: int = 32
     learning_rate: float | Schedule = 1e-6
+    check_start: bool = True
     loss: str = "sigmoid"
     """sigmoid | ipo | length_normalised."""
     beta: float = 0.1

@@ -41,6 +41,8 @@ class OfflineConfig:
     max_grad_norm: float = 1.0
     eval_every: int = 100
     """Optimizer steps between validation checks."""
+    check_start: bool = False
+    """Check before the first step too: where all that follows is worse than the start, the start is what is kept."""
     patience: int | None = 3
     """Stop after this many checks in a row without a rise; null: never."""
     stop_at: float | None = None
@@ -163,8 +165,9 @@ def train_offline(
     Args:
         backend: optimises its policy.
         evaluate: validation score of the policy as it is, larger is better, called every `config.eval_every` steps and
-            after the last one, be it the epochs' or the time's.
-        on_step: called after every step (and its check) with the state and {"<block>/loss": …, …}.
+            after the last one, be it the epochs' or the time's; with `config.check_start` before the first one too.
+        on_step: called after every step (and its check) with the state and {"<block>/loss": …, …}; after a check before
+            the first one with its score alone.
         seed: of the order of items.
         state: continue from here (weights and optimizer are the backend's to restore).
         dump_folder: where batches of skipped steps are saved.
@@ -181,6 +184,10 @@ def train_offline(
     total = config.epochs * per_epoch
     rate = schedule(config.learning_rate, f"{block}.learning_rate")
     stopped = "epochs"
+    if config.check_start and evaluate is not None and state.step == 0:
+        stats = {f"{block}/validation": _check(state, float(evaluate()), backend)}
+        if on_step is not None:
+            on_step(state, stats)
     while state.step < total:
         if config.patience is not None and state.checks_without_rise >= config.patience:
             stopped = "patience"
@@ -247,10 +254,11 @@ def _mean(backend: Backend, x: float) -> float:
 
 
 def _check(state: OfflineState, score: float, backend: Backend) -> float:
-    """Records a validation score; keeps the weights when it is the best so far. A check of which nothing came, as where
-    every episode failed, has nan: it is no rise, and whatever comes after it is one."""
+    """Records a validation score; keeps the weights when it is the best so far, or as good as the start's. A check of
+    which nothing came, as where every episode failed, has nan: it is no rise, and whatever comes after it is one."""
     state.history.append((state.step, score))
-    if not math.isnan(score) and (state.best_score is None or score > state.best_score):
+    best = state.best_score
+    if not math.isnan(score) and (best is None or score > best or (score == best and state.best_step == 0)):
         state.best_score, state.best_step, state.checks_without_rise = score, state.step, 0
         state.best = {name: w.detach().to("cpu", copy=True) for name, w in backend.named_masters()}
     else:
