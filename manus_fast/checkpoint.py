@@ -20,11 +20,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import os
 import random
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,8 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+
+_log = logging.getLogger(__name__)
 
 SCHEMA = "manus_fast.checkpoint.v1"
 
@@ -52,6 +56,15 @@ class Checkpoint:
     def model(self) -> Path:
         """The Hugging Face folder."""
         return self.folder / "model"
+
+    def part(self, name: str) -> Any:
+        """One entry of the scalars. Raises ValueError where another kind of run wrote the checkpoint."""
+        if name not in self.scalars:
+            raise ValueError(
+                f"training.resume: expected a checkpoint with {name} in {self.folder.parent}, got one of another kind "
+                f"of run (with {', '.join(sorted(self.scalars)) or 'nothing'})"
+            )
+        return self.scalars[name]
 
     def tensors(self, group: str, device: str | torch.device = "cpu") -> dict[str, torch.Tensor]:
         """All tensors of a group by name; empty when it was not saved."""
@@ -97,7 +110,7 @@ def save(
             raise ValueError(f"tensors: expected group names of lower-case letters, got {group!r}")
     target = root / f"step-{step:08d}"
     partial = root / f".{target.name}.partial"
-    try:
+    with _writing(f"a checkpoint to {root}", partial):
         root.mkdir(parents=True, exist_ok=True)
         clean(root)
         partial.mkdir()
@@ -110,16 +123,44 @@ def save(
         _write_manifest(partial, step)
         _replace(partial, target)
         if keep is not None:
-            for old in _folders(root)[keep:]:
+            for old in [folder for folder in folders(root) if folder != target][keep - 1 :]:
                 _remove(old)
+    return target
+
+
+def save_model(folder: str | os.PathLike[str], *parts: Any) -> None:
+    """Writes a Hugging Face folder in place of what is there; whatever is found under the name is whole at any moment.
+
+    Args:
+        folder: in one that exists.
+        parts: model, tokenizer: saved by their `save_pretrained`.
+
+    Raises:
+        ValueError: it cannot be written (permission, space); the earlier one stays.
+    """
+    target = Path(folder)
+    partial = target.with_name(f".{target.name}.partial")
+    with _writing(f"the model to {target}", partial):
+        shutil.rmtree(partial, ignore_errors=True)  # of a run that was killed
+        for part in parts:
+            part.save_pretrained(partial)
+        for path in (*partial.rglob("*"), partial):
+            _flush(path)
+        _replace(partial, target)
+
+
+@contextmanager
+def _writing(what: str, partial: Path) -> Iterator[None]:
+    """Leaves nothing of `partial` where writing it fails, and says in one sentence why it did."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         why = getattr(error, "strerror", None) or error
-        raise ValueError(f"output_dir: cannot write a checkpoint to {root}: {why}") from error
+        raise ValueError(f"output_dir: cannot write {what}: {why}") from error
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return target
 
 
 def load(folder: str | os.PathLike[str], verify: bool = True) -> Checkpoint:
@@ -142,9 +183,36 @@ def load(folder: str | os.PathLike[str], verify: bool = True) -> Checkpoint:
 
 def latest(root: str | os.PathLike[str]) -> Path | None:
     """The newest whole checkpoint in `root`, or None. Broken and partial ones are passed over; nothing is changed."""
-    for folder in _folders(Path(root)):
+    for folder in folders(Path(root)):
         if _problem(folder, hashes=False) is None:
             return folder
+    return None
+
+
+def recover(root: str | os.PathLike[str]) -> Path | None:
+    """The checkpoint to go on from, compared with its hashes: the newest whole one, or None where there are none.
+    Damaged ones that are newer are removed with a warning, since they would outlive what the run writes next.
+
+    Raises:
+        ValueError: all that there are are damaged; nothing is removed then.
+    """
+    root = Path(root)
+    _finish(root)
+    damaged: list[tuple[Path, str]] = []
+    for folder in folders(root):
+        problem = _problem(folder, hashes=True)
+        if problem is None:
+            for path, why in damaged:
+                _log.warning("%s is removed, for it is damaged (%s); the run goes on from %s", path, why, folder.name)
+                _remove(path)
+            return folder
+        damaged.append((folder, problem))
+    if damaged:
+        path, why = damaged[0]
+        raise ValueError(
+            f"training.resume: expected a whole checkpoint in {root}, got {len(damaged)} damaged "
+            f"({path.name}: {why}); remove them to begin anew"
+        )
     return None
 
 
@@ -154,15 +222,20 @@ def clean(root: str | os.PathLike[str]) -> list[Path]:
     A hidden folder that is whole, since the kill came just before its renaming, gets its name instead.
     """
     root = Path(root)
+    _finish(root)
+    removed = [path for path in root.glob(".step-*.partial") if path.is_dir()]
+    removed += [folder for folder in folders(root) if _problem(folder, hashes=False) is not None]
+    for path in removed:
+        shutil.rmtree(path)
+    return removed
+
+
+def _finish(root: Path) -> None:
+    """Gives hidden folders that are whole their names."""
     for path in root.glob(".step-*.partial"):
         target = root / path.name[1:].split(".")[0]
         if _FOLDER.fullmatch(target.name) and not target.exists() and _problem(path, hashes=True) is None:
             path.rename(target)
-    removed = [path for path in root.glob(".step-*.partial") if path.is_dir()]
-    removed += [folder for folder in _folders(root) if _problem(folder, hashes=False) is not None]
-    for path in removed:
-        shutil.rmtree(path)
-    return removed
 
 
 def rng_state() -> dict[str, Any]:
@@ -222,6 +295,7 @@ def _write_manifest(folder: Path, step: int) -> None:
 def _replace(partial: Path, target: Path) -> None:
     aside = target.with_name(f".{target.name}.replaced.partial")
     if target.exists():
+        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
         target.rename(aside)
     partial.rename(target)
     _flush(target.parent)
@@ -236,8 +310,8 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(hidden)
 
 
-def _folders(root: Path) -> list[Path]:
-    """`step-…` folders, newest step first."""
+def folders(root: Path) -> list[Path]:
+    """`step-…` folders, newest step first, whole or not."""
     if not root.is_dir():
         return []
     found = [
@@ -254,15 +328,22 @@ def _problem(folder: Path, hashes: bool) -> str | None:
         return "no manifest.json"
     except (OSError, ValueError) as error:
         return f"an unreadable manifest.json ({error})"
-    if manifest.get("schema") != SCHEMA:
-        return f"schema {manifest.get('schema')!r} instead of {SCHEMA!r}"
-    for name, entry in manifest["files"].items():
+    schema = manifest.get("schema") if isinstance(manifest, dict) else None
+    if schema != SCHEMA:
+        return f"schema {schema!r} instead of {SCHEMA!r} in manifest.json"
+    try:
+        files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+    except (AttributeError, KeyError, TypeError):
+        return "a manifest.json without sizes and hashes"
+    if "state.json" not in files:
+        return "a manifest.json without state.json"
+    for name, (size, digest) in files.items():
         path = folder / name
         if not path.is_file():
             return f"no {name}"
-        if path.stat().st_size != entry["bytes"]:
-            return f"{path.stat().st_size} bytes instead of {entry['bytes']} in {name}"
-        if hashes and _sha256(path) != entry["sha256"]:
+        if path.stat().st_size != size:
+            return f"{path.stat().st_size} bytes instead of {size} in {name}"
+        if hashes and _sha256(path) != digest:
             return f"content that differs from the manifest's hash in {name}"
     return None
 

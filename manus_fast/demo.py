@@ -23,7 +23,7 @@ from manus_fast.modeling.load import load_model
 from manus_fast.modeling.tiny import make_policy
 from manus_fast.player import Player, make_environment
 from manus_fast.run_config import Config
-from manus_fast.tracking import prepare_folder
+from manus_fast.run_folder import Lock, prepare_folder
 from manus_fast.trainer import Trainer
 
 # Layers, width and heads of the small policy, and the scale of its initial weights.
@@ -60,6 +60,7 @@ class Demo:
         shape: Mapping[str, float] | None = None,
     ):
         self.root = prepare_folder(folder)
+        self._lock = Lock(self.root)
         self._file, self._seed, self._overrides, self._shape = config_file, seed, overrides, shape
         self.environment = make_environment(self.config("untrained"))
 

@@ -11,6 +11,12 @@ import traceback
 
 DONE, OURS, USERS = 0, 1, 2
 
+# What the machine refuses, and the user can mend: permission, space, limits, a name that is taken by another kind.
+_REFUSED = {
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
+    *(errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR),
+}
+
 _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
@@ -19,14 +25,14 @@ class UserError(Exception):
 
 
 def is_users_mistake(error: BaseException) -> bool:
-    """Whether the user can mend it: a UserError, a file that may not be written, or a check of this package.
+    """Whether the user can mend it: a UserError, a file that cannot be written, or a check of this package.
 
     The checks raise ValueError by hand (`raise ValueError("key: expected …")`), which a call that merely fails inside
     another library never does from here; so it is the place of the raise that decides, not the text.
     """
     if isinstance(error, UserError):
         return True
-    if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+    if isinstance(error, OSError) and error.errno in _REFUSED:
         return True
     if not isinstance(error, ValueError):
         return False
@@ -42,8 +48,8 @@ def is_users_mistake(error: BaseException) -> bool:
 
 def sentence(error: BaseException) -> str:
     """The error's text on one line."""
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     text = " ".join(str(error).split())
     if isinstance(error, KeyError):
         text = f"no such key: {text}"

@@ -29,8 +29,8 @@ from manus_fast.process import prepare_process
 from manus_fast.rollout.seeds import derive
 from manus_fast.rounds import RoundsRun
 from manus_fast.run_config import Config
+from manus_fast.run_folder import prepare_folder
 from manus_fast.search.config import SearchConfig
-from manus_fast.tracking import prepare_folder
 
 # Keeps the tasks and seeds of search apart from those of demonstrations.
 _SEARCH = 1 << 41

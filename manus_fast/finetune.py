@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from manus_fast.agent.trajectory import Row
-from manus_fast.checkpoint import latest, load, save
+from manus_fast.checkpoint import load, save, save_model
 from manus_fast.config import save_config, to_dict
 from manus_fast.data.demonstrations import demonstrate
 from manus_fast.data.load import load_conversations
@@ -35,7 +36,8 @@ from manus_fast.ranks import connect
 from manus_fast.rollout.engine import Engine
 from manus_fast.rollout.seeds import derive
 from manus_fast.run_config import Config
-from manus_fast.tracking import Tracking, prepare_folder
+from manus_fast.run_folder import RunFolder, open_run
+from manus_fast.tracking import Tracking
 from manus_fast.versions import write_versions
 
 _LOG = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class OfflineRun:
         block: the algorithm's own block (`config.sft`, …).
         policy: what is trained: a module with `score` and `save_pretrained`.
         tokenizer: saved beside the model.
+        opened: where the run is written.
 
     Raises:
         ValueError: whatever in the config cannot be served, before anything is trained.
@@ -60,29 +63,28 @@ class OfflineRun:
     validates = True
     """Whether there is anything to validate on."""
 
-    def __init__(self, config: Config, block: OfflineConfig, policy: Any, tokenizer: Any):
+    def __init__(self, config: Config, block: OfflineConfig, policy: Any, tokenizer: Any, opened: RunFolder):
         self.config, self.block, self.ranks = config, block, connect()
-        self.folder = prepare_folder(config.training.output_dir)
+        self.opened, self.folder = opened, opened.path
         self.policy, self.tokenizer = policy, tokenizer
         self.backend = make_backend(policy, config.backend, block.optimizer(), config.model.dtype, self.ranks)
         self.state = OfflineState()
-        newest = self.ranks.of_first(latest(self.folder)) if config.training.resume else None
-        self.checkpoint = None if newest is None else load(newest)
+        self.checkpoint = None if opened.newest is None else load(opened.newest, verify=False)
         if self.checkpoint is not None:
-            if block.block not in self.checkpoint.scalars:
-                raise ValueError(
-                    f"training.resume: expected a checkpoint of {block.block} in {self.folder}, got another's"
-                )
+            scalars = self.checkpoint.part(block.block)
             self.backend.load(self.checkpoint.tensors("optimizer"))
-            best = self.checkpoint.tensors("best") or None
-            self.state = OfflineState.of(self.checkpoint.scalars[block.block], best)
+            self.state = OfflineState.of(scalars, self.checkpoint.tensors("best") or None)
         self.tracking: Tracking | None = None
         """Of rank 0."""
 
     def train(self, objective: Objective) -> OfflineResult:
         """Trains to the end; afterwards the policy has the weights that are kept."""
-        block, training = self.block, self.config.training
         self._open()
+        with self.tracking or nullcontext():
+            return self._train(objective)
+
+    def _train(self, objective: Objective) -> OfflineResult:
+        block, training = self.block, self.config.training
         per_epoch = steps_per_epoch(objective.count, block.batch_size)
         with Progress(block.block, block.epochs * per_epoch, silent=not self.ranks.first) as progress:
 
@@ -107,15 +109,12 @@ class OfflineRun:
                 on_step=on_step,
                 seed=training.seed,
                 state=self.state,
+                on_end=self.save if training.save_strategy != "no" else None,
                 dump_folder=self.folder / "skipped",
             )
-        if training.save_strategy != "no":
-            self.save()
         whole = self.whole(self.config.model.exports_adapter)
-        if self.tracking is not None:
-            whole.save_pretrained(self.folder / "model")
-            self.tokenizer.save_pretrained(self.folder / "model")
-            self.tracking.close()
+        if self.ranks.first:
+            save_model(self.folder / "model", whole, self.tokenizer)
         self.ranks.wait()
         return result
 
@@ -191,16 +190,16 @@ class PlayedRun(OfflineRun):
         engine: Engine | None = None,
     ):
         prepare_process()
-        prepare_folder(config.training.output_dir)
+        ranks = connect()
+        opened = open_run(config.training.output_dir, config.training.resume, ranks)
         if model is None:
             model, tokenizer = config.model.open()
-        ranks = connect()
         self.playing = playing_model(model, config.backend, config.model.dtype, ranks)
         self.player = Player(config, self.playing, tokenizer, environment, ranks, engine)
         self.panel = make_panel(self.player.environment, config.evaluation.split, config.evaluation.tasks)
         trained = config.model.adapted(model, config.training.seed)
         policy = Policy(trained, "none", config.model.gradient_checkpointing, config.model.compile)
-        super().__init__(config, block, policy, tokenizer)
+        super().__init__(config, block, policy, tokenizer, opened)
         self._version = self.state.step
 
     def finish(self, objective: Objective) -> FineTuned:
@@ -247,10 +246,11 @@ class FineTune(PlayedRun):
     def run(self, rows: Sequence[Row] | None = None) -> FineTuned:
         """Trains on `rows`, or on demonstrations of the environment's expert; the model is in `output_dir`/model."""
         config = self.config
-        if rows is None:
-            rows = self.demonstrations() if config.data.name is None else self.conversations(config.data.name)
-        accumulation = config.training.gradient_accumulation_steps
-        return self.finish(SFTObjective(rows, config.sft, self.backend.world_size, accumulation))
+        with self.opened:
+            if rows is None:
+                rows = self.demonstrations() if config.data.name is None else self.conversations(config.data.name)
+            accumulation = config.training.gradient_accumulation_steps
+            return self.finish(SFTObjective(rows, config.sft, self.backend.world_size, accumulation))
 
     def demonstrations(self) -> list[Row]:
         """Rows of the episodes that the expert won."""

@@ -25,10 +25,11 @@ from manus_fast.learn.reward_model import RewardObjective, accuracy, held_out
 from manus_fast.modeling.load import end_ids
 from manus_fast.player import Play
 from manus_fast.process import prepare_process
+from manus_fast.ranks import connect
 from manus_fast.rewards.model import RewardModel
 from manus_fast.rollout.engine import Engine
 from manus_fast.run_config import Config
-from manus_fast.tracking import prepare_folder
+from manus_fast.run_folder import open_run
 
 _LOG = logging.getLogger(__name__)
 
@@ -54,18 +55,14 @@ class PreferenceTune(PlayedRun):
     def run(self, preferences: Iterable[Preference] | None = None) -> FineTuned:
         """Trains on `preferences`, or on those that `data.name` names; the model is in `output_dir`/model."""
         config, block = self.config, self.config.dpo
-        pairs = read_pairs(config, preferences, self.player.context, self.player.system_prompt, block.max_length)
-        cached = None if self.checkpoint is None else self.checkpoint.tensors("reference")
-        self._objective = DPOObjective(
-            self.policy,
-            pairs,
-            block,
-            self.backend.world_size,
-            config.training.gradient_accumulation_steps,
-            cached,
-            self.backend,
-        )
-        return self.finish(self._objective)
+        steps, player = config.training.gradient_accumulation_steps, self.player
+        with self.opened:
+            pairs = read_pairs(config, preferences, player.context, player.system_prompt, block.max_length)
+            cached = None if self.checkpoint is None else self.checkpoint.tensors("reference")
+            self._objective = DPOObjective(
+                self.policy, pairs, block, self.backend.world_size, steps, cached, self.backend
+            )
+            return self.finish(self._objective)
 
     def extra_tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         return {} if self._objective is None else {"reference": self._objective.reference}
@@ -103,12 +100,13 @@ class RewardTune(OfflineRun):
             raise ValueError("backend.kind: expected single or ddp for a reward model, got 'fsdp'")
         if config.model.lora is not None:
             raise ValueError("model.lora: expected null for a reward model, which is trained whole, got adapters")
-        prepare_folder(config.training.output_dir)
+        opened = open_run(config.training.output_dir, config.training.resume, connect())
         if model is None:
             model, tokenizer = config.model.open()
         self.context = Context(ChatFormat(tokenizer, end_ids(model)), config.agent.context, config.agent.window)
         self._held: list[RowPair] = []
-        super().__init__(config, config.reward_model, RewardModel.of(model, fingerprint(tokenizer)), tokenizer)
+        judge = RewardModel.of(model, fingerprint(tokenizer))
+        super().__init__(config, config.reward_model, judge, tokenizer, opened)
 
     def run(self, preferences: Iterable[Preference] | None = None) -> RewardTuned:
         """Trains on `preferences`, or on those that `data.name` names; the model is in `output_dir`/model.
@@ -116,6 +114,10 @@ class RewardTune(OfflineRun):
         Raises:
             ValueError: no dataset, nothing in it to train on, or fewer pairs than a batch.
         """
+        with self.opened:
+            return self._fit(preferences)
+
+    def _fit(self, preferences: Iterable[Preference] | None) -> RewardTuned:
         config, block = self.config, self.config.reward_model
         system = Play(config).system_prompt
         pairs = read_pairs(config, preferences, self.context, system, block.max_length)

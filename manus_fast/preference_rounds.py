@@ -30,7 +30,7 @@ from manus_fast.finetune import warn_of_skipped
 from manus_fast.preference import PreferenceTune
 from manus_fast.rounds import RoundsRun
 from manus_fast.run_config import Config
-from manus_fast.tracking import prepare_folder
+from manus_fast.run_folder import prepare_folder
 
 # Keeps the tasks and seeds of these rounds apart from those of demonstrations and of search.
 _PLAY = 1 << 42

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from manus_fast.checkpoint import latest, load, save
+from manus_fast.checkpoint import folders, load, save, save_model
 from manus_fast.config import save_config, to_dict
 from manus_fast.envs.base import Environment
 from manus_fast.evaluate import Report, evaluate, make_panel
@@ -22,7 +22,8 @@ from manus_fast.process import prepare_process
 from manus_fast.ranks import connect
 from manus_fast.rollout.seeds import derive
 from manus_fast.run_config import Config, TrainingConfig
-from manus_fast.tracking import Tracking, prepare_folder
+from manus_fast.run_folder import open_run
+from manus_fast.tracking import Tracking
 from manus_fast.versions import write_versions
 
 
@@ -72,20 +73,20 @@ class RoundsRun(Generic[Done]):
     ):
         prepare_process()
         self.config, self.count = config, count
-        ranks = connect().size
-        if ranks > 1:
-            raise ValueError(f"{self.block}: expected one process for a run in rounds, got {ranks} ranks")
-        self.folder = prepare_folder(config.training.output_dir)
+        ranks = connect()
+        if ranks.size > 1:
+            raise ValueError(f"{self.block}: expected one process for a run in rounds, got {ranks.size} ranks")
+        self.opened = open_run(config.training.output_dir, config.training.resume, ranks)
+        self.folder = self.opened.path
         if model is None:
             model, tokenizer = config.model.open()
         self.model, self.tokenizer = model, tokenizer
         self.done: list[Done] = []
         """The rounds so far."""
-        newest = latest(self.folder) if config.training.resume else None
-        self._resumed = newest is not None
-        if newest is not None:
-            checkpoint = load(newest)
-            self.done = [self.record(**record) for record in checkpoint.scalars["rounds"]]
+        self._resumed = self.opened.newest is not None
+        if self.opened.newest is not None:
+            checkpoint = load(self.opened.newest, verify=False)
+            self.done = [self.record(**record) for record in checkpoint.part(f"{self.block}_rounds")]
             trained, _ = dataclasses.replace(config.model, path=str(checkpoint.model)).open()
             model.load_state_dict(trained.state_dict())
         self.player = Player(config, model, tokenizer, environment)
@@ -111,6 +112,10 @@ class RoundsRun(Generic[Done]):
             wandb_project="manus_fast" if self.config.training.use_wandb else None,
             config=to_dict(self.config),
         )
+        with self.opened, tracking:
+            yield from self._rounds(tracking)
+
+    def _rounds(self, tracking: Tracking) -> Iterator[Done]:
         save_config(self.config, self.folder / "config.json")
         write_versions(self.folder)
         if not self.done:
@@ -127,9 +132,7 @@ class RoundsRun(Generic[Done]):
         if self.report is None:
             self.report = self.evaluate()
         self.report.save(self.folder / "eval.json")
-        self.model.save_pretrained(self.folder / "model")
-        self.tokenizer.save_pretrained(self.folder / "model")
-        tracking.close()
+        save_model(self.folder / "model", self.model, self.tokenizer)
 
     def run(self) -> Report:
         """All rounds; returns the last evaluation."""
@@ -150,7 +153,7 @@ class RoundsRun(Generic[Done]):
         save(
             self.folder,
             len(self.done),
-            scalars={"rounds": [vars(done) for done in self.done]},
+            scalars={f"{self.block}_rounds": [vars(done) for done in self.done]},
             model=self.model,
             tokenizer=self.tokenizer,
             keep=self.config.training.keep_checkpoints,
@@ -169,7 +172,9 @@ class RoundsRun(Generic[Done]):
 
     def _own(self, number: int, training: TrainingConfig, **blocks: Any) -> Config:
         """The config of a round's training, with these blocks; it writes to the round's folder."""
-        training = dataclasses.replace(training, output_dir=str(self._folder(number)), use_wandb=False)
+        folder = self._folder(number)
+        resume = training.resume and bool(folders(folder))
+        training = dataclasses.replace(training, output_dir=str(folder), use_wandb=False, resume=resume)
         lora = self.config.model.lora
         if lora is not None:  # an adapter's folder names its base model, and that of a later round is in no file
             lora = dataclasses.replace(lora, export="merged")

@@ -21,7 +21,7 @@ from manus_fast.player import Play, play_specs
 from manus_fast.rollout.endpoint import find_teacher
 from manus_fast.rollout.engines.openai import OpenAIEngine
 from manus_fast.rollout.journal import Journal, read_lines
-from manus_fast.tracking import prepare_folder
+from manus_fast.run_folder import prepare_folder
 
 if TYPE_CHECKING:
     from manus_fast.run_config import Config

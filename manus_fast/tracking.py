@@ -11,13 +11,15 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol
 
 _log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+SAMPLES_FILE = "trajectories.jsonl"
 
 
 class Tracker(Protocol):
@@ -28,6 +30,34 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+class JsonLines:
+    """A file of JSON records, one a line, written through at once.
+
+    Args:
+        path: in a folder that exists.
+        key: the number in each record that says how far the run was.
+        until: how far a resumed run had come: records beyond it are dropped, and what a kill left of a line; None
+            begins the file anew.
+    """
+
+    def __init__(self, path: Path, key: str, until: int | None = None):
+        self.last: dict[str, Any] | None = None
+        """Of the records from before."""
+        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        with partial.open("w") as kept:
+            for self.last in _records_up_to(path, key, until) if until is not None and path.is_file() else ():
+                kept.write(json.dumps(self.last) + "\n")
+        partial.replace(path)
+        self._file = path.open("a")
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class JsonlTracker:
     """metrics.jsonl: {step, time, "group/name": number}, one record a line, written through at once.
 
@@ -35,22 +65,16 @@ class JsonlTracker:
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None):
-        path = folder / METRICS_FILE
-        kept = _records_up_to(path, resume_step) if resume_step is not None and path.is_file() else []
-        self.seconds = float(json.loads(kept[-1])["time"]) if kept else 0.0
+        self._lines = JsonLines(folder / METRICS_FILE, "step", resume_step)
+        self.seconds = float(self._lines.last["time"]) if self._lines.last else 0.0
         """`time` of the last record kept: a resumed run counts on from there."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        partial.write_text("".join(line + "\n" for line in kept))
-        partial.replace(path)
-        self._file = path.open("a")
 
     def log(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, "time": round(seconds, 3), **numbers}, allow_nan=False) + "\n")
-        self._file.flush()
+        self._lines.write({"step": step, "time": round(seconds, 3), **numbers})
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
 
 class TensorBoardTracker:
@@ -99,6 +123,7 @@ class Tracking:
     Args:
         folder: the run's folder, which exists.
         resume_step: the step a resumed run continues from (records beyond it are dropped); None starts afresh.
+        samples_until: the iteration up to which trajectories.jsonl is kept (0: anew); None: the run has none.
         tensorboard: True, False, or None for "where it is installed".
         wandb_project: None leaves wandb out.
         config: what wandb shows beside the run.
@@ -109,14 +134,21 @@ class Tracking:
         folder: str | os.PathLike[str],
         *,
         resume_step: int | None = None,
+        samples_until: int | None = None,
         tensorboard: bool | None = None,
         wandb_project: str | None = None,
         config: Mapping[str, Any] | None = None,
     ):
         base = Path(folder)
         self._trackers: dict[str, Tracker] = {}
+        self._samples: JsonLines | None = None
         self._step = resume_step if resume_step is not None else -1
         self._open(METRICS_FILE, lambda: JsonlTracker(base, resume_step))
+        if samples_until is not None:
+            try:
+                self._samples = JsonLines(base / SAMPLES_FILE, "iteration", samples_until)
+            except OSError as error:
+                self._disable(SAMPLES_FILE, error)
         if tensorboard or (tensorboard is None and _installed("tensorboard")):
             self._open("TensorBoard", lambda: TensorBoardTracker(base, resume_step))
         if wandb_project is not None:
@@ -156,6 +188,21 @@ class Tracking:
             except Exception as error:  # whatever a tracker raises must not stop training
                 self._disable(name, error)
 
+    def sample(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Adds records to trajectories.jsonl; each has its "iteration"."""
+        try:
+            for record in records if self._samples is not None else ():
+                self._samples.write(record)
+        except OSError as error:  # as above
+            self._samples = None
+            self._disable(SAMPLES_FILE, error)
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _t: TracebackType | None) -> None:
+        self.close()
+
     def close(self) -> None:
         for name, tracker in list(self._trackers.items()):
             try:
@@ -163,6 +210,9 @@ class Tracking:
             except Exception as error:  # as above
                 self._disable(name, error)
         self._trackers.clear()
+        if self._samples is not None:
+            self._samples.close()
+            self._samples = None
 
     def _open(self, name: str, make: Any) -> None:
         try:
@@ -181,36 +231,16 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def prepare_folder(folder: str | os.PathLike[str]) -> Path:
-    """Makes a run's folder and makes sure that it can be written to, leaving nothing behind.
-
-    Raises:
-        ValueError: it is a file, or this user may not write there.
-    """
-    path = Path(folder)
-    probe = path / f".writable.{os.getpid()}"
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise ValueError(
-            f"training.output_dir: expected a folder that can be written to, got {str(path)!r} ({error.strerror})"
-        ) from error
-    return path
-
-
-def _records_up_to(path: Path, step: int) -> list[str]:
-    """Whole records (a killed run may leave half a line) up to and including a step."""
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            record = json.loads(line)
-            if record["step"] <= step:
-                kept.append(line)
-        except (json.JSONDecodeError, KeyError, TypeError):
-            continue
-    return kept
+def _records_up_to(path: Path, key: str, until: int) -> Iterator[dict[str, Any]]:
+    """Whole records (a killed run may leave half a line) whose `key` is at most `until`."""
+    with path.open(errors="replace") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+                if record[key] <= until:
+                    yield record
+            except (json.JSONDecodeError, KeyError, TypeError):
+                continue
 
 
 def _installed(package: str) -> bool:

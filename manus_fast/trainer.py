@@ -6,15 +6,15 @@ Trainer(config).run()
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from manus_fast.agent.trajectory import Trajectory, build_rows
-from manus_fast.checkpoint import Checkpoint, latest, load, save
+from manus_fast.checkpoint import Checkpoint, load, save, save_model
 from manus_fast.config import save_config, to_dict
 from manus_fast.data.preferences import check_tokenizer
 from manus_fast.envs.base import Environment, Task
@@ -39,7 +39,8 @@ from manus_fast.rollout.scheduler import RolloutStats
 from manus_fast.rollout.seeds import derive
 from manus_fast.rollout.summary import summarise
 from manus_fast.run_config import Config
-from manus_fast.tracking import Tracking, prepare_folder
+from manus_fast.run_folder import open_run
+from manus_fast.tracking import Tracking
 from manus_fast.versions import write_versions
 
 __all__ = ["Config", "Trainer"]
@@ -108,7 +109,8 @@ class Trainer:
             judge = RewardModel.load(config.reward_model.path, config.model.place())
             reward_model = judge.scorer("outcome", probability=config.reward_model.pays == "probability")
         self.rewards = EpisodeRewards(config.rewards, reward_model, overlong)
-        self.folder = prepare_folder(training.output_dir)
+        self.opened = open_run(training.output_dir, training.resume, self.ranks)
+        self.folder = self.opened.path
         if model is None:
             model, tokenizer = config.model.open()
         if judge is not None:
@@ -142,15 +144,16 @@ class Trainer:
         self.counters = Counters()
         self.empty = EmptySteps(config.ppo.max_empty_steps)
         self.phases = Phases()
-        newest = self.ranks.of_first(latest(self.folder)) if training.resume else None
-        if newest is not None:
-            self._restore(load(newest))
+        resumed = self.opened.newest is not None
+        if self.opened.newest is not None:
+            self._restore(load(self.opened.newest, verify=False))
         self._started = time.monotonic() - self.counters.seconds
         self.tracking: Tracking | None = None
         if self.ranks.first:
             self.tracking = Tracking(
                 self.folder,
-                resume_step=self.counters.steps if newest is not None else None,
+                resume_step=self.counters.steps if resumed else None,
+                samples_until=self.counters.iteration,
                 wandb_project="manus_fast" if training.use_wandb else None,
                 config=to_dict(config),
             )
@@ -161,6 +164,10 @@ class Trainer:
 
     def run(self) -> Report:
         """Trains to the end and returns the last evaluation; the trained model is in `output_dir`/model."""
+        with self.opened, self.tracking or nullcontext():
+            return self._run()
+
+    def _run(self) -> Report:
         report = None
         training = self.config.training
         limits = {"max_seconds": training.max_seconds, "seconds": self.counters.seconds}
@@ -187,10 +194,8 @@ class Trainer:
             self.save()
         whole = self.policy.saved_as(self.playing, self.config.model.exports_adapter)
         if self.tracking is not None:
-            whole.save_pretrained(self.folder / "model")
-            self.tokenizer.save_pretrained(self.folder / "model")
+            save_model(self.folder / "model", whole, self.tokenizer)
             report.save(self.folder / "eval.json")
-            self.tracking.close()
         self.ranks.wait()
         return report
 
@@ -301,9 +306,8 @@ class Trainer:
             return
         if counters.iteration % training.logging_steps == 0:
             self.tracking.log(counters.steps, numbers)
-        with (self.folder / "trajectories.jsonl").open("a") as file:
-            for trajectory in trajectories[: training.save_trajectories]:
-                file.write(json.dumps({"iteration": counters.iteration, **trajectory.to_json()}) + "\n")
+        kept = trajectories[: training.save_trajectories]
+        self.tracking.sample({"iteration": counters.iteration, **trajectory.to_json()} for trajectory in kept)
         shown = {name: numbers[f"train/{name}"] for name in ("reward", "success") if f"train/{name}" in numbers}
         if "eval/success" in stats:
             shown["eval_success_rate"] = stats["eval/success"]
@@ -353,8 +357,8 @@ class Trainer:
             self.ranks.wait()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
+        self.updater.load_state_dict(checkpoint.part("updater"))
         self.backend.load(checkpoint.tensors("optimizer"))
-        self.updater.load_state_dict(checkpoint.scalars["updater"])
         self.counters = Counters(**checkpoint.scalars["counters"])
         self.curriculum.load_state_dict(checkpoint.scalars["curriculum"])
         self.empty.in_row = int(checkpoint.scalars["empty_steps"])

@@ -42,6 +42,7 @@ LEAVES = {
     "ranks",
     "launch",
     "plan",
+    "run_folder",
 }
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -11,7 +11,8 @@ import torch
 
 from manus_fast.profile import Phases
 from manus_fast.progress import Progress
-from manus_fast.tracking import Tracking, prepare_folder
+from manus_fast.run_folder import prepare_folder
+from manus_fast.tracking import Tracking
 
 
 def records(folder):

@@ -38,7 +38,7 @@ def evaluate(
     from manus_fast.modeling.load import check_model_path
     from manus_fast.player import Player, make_environment
     from manus_fast.run_config import Config
-    from manus_fast.tracking import prepare_folder
+    from manus_fast.run_folder import prepare_folder
 
     if temperature is not None and temperature < 0:
         raise UserError(f"--temperature: expected a number >= 0, got {temperature}")

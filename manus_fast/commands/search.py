@@ -61,10 +61,10 @@ def search(
     from manus_fast.player import Player, make_environment
     from manus_fast.rewards.model import RewardModel
     from manus_fast.run_config import Config
+    from manus_fast.run_folder import prepare_folder
     from manus_fast.search.config import STRATEGIES
     from manus_fast.search.draw import draw as drawing
     from manus_fast.search.targets import preference_pairs
-    from manus_fast.tracking import prepare_folder
 
     if strategy is not None and strategy not in STRATEGIES:
         raise UserError(f"--strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")

@@ -155,6 +155,7 @@ def train_offline(
     *,
     evaluate: Callable[[], float] | None = None,
     on_step: Callback | None = None,
+    on_end: Callable[[], None] | None = None,
     seed: int = 0,
     state: OfflineState | None = None,
     dump_folder: Path | None = None,
@@ -168,6 +169,8 @@ def train_offline(
             after the last one, be it the epochs' or the time's; with `config.check_start` before the first one too.
         on_step: called after every step (and its check) with the state and {"<block>/loss": …, …}; after a check before
             the first one with its score alone.
+        on_end: called once training is over, before the weights of the best check are taken back: what is saved then
+            can be gone on from, with an optimizer's state that belongs to the weights.
         seed: of the order of items.
         state: continue from here (weights and optimizer are the backend's to restore).
         dump_folder: where batches of skipped steps are saved.
@@ -211,6 +214,8 @@ def train_offline(
             stats[f"{block}/validation"] = _check(state, float(evaluate()), backend)
         if on_step is not None:
             on_step(state, stats)
+    if on_end is not None:
+        on_end()
     if state.best is not None and state.best_step != state.step:
         backend.load_weights(state.best)
     return OfflineResult(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -97,10 +96,12 @@ def make_policy(
         `folder`, which appears complete or not at all.
 
     Raises:
-        ValueError: sizes that don't divide, a folder in use, no text.
+        ValueError: sizes that don't divide, a folder in use or that cannot be written, no text.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from manus_fast.checkpoint import save_model
 
     folder = Path(folder)
     if hidden % heads or (hidden // heads) % 2:
@@ -128,13 +129,5 @@ def make_policy(
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config).float()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    try:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        if folder.exists():
-            folder.rmdir()
-        partial.rename(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    save_model(folder, model, tokenizer)
     return folder
