@@ -93,8 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_users_mistake(error):
             print(f"manus-fast: {sentence(error)}", file=sys.stderr)
             return USERS
-        where = write_log(error)
-        print(f"manus-fast: {type(error).__name__}: {sentence(error)} (traceback in {where})", file=sys.stderr)
+        try:
+            where = f"traceback in {write_log(error)}"
+        except OSError:
+            where = "no room for the traceback, which --debug shows"
+        print(f"manus-fast: {type(error).__name__}: {sentence(error)} ({where})", file=sys.stderr)
         return OURS
 
 

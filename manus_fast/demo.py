@@ -60,7 +60,6 @@ class Demo:
         shape: Mapping[str, float] | None = None,
     ):
         self.root = prepare_folder(folder)
-        self._lock = Lock(self.root)
         self._file, self._seed, self._overrides, self._shape = config_file, seed, overrides, shape
         self.environment = make_environment(self.config("untrained"))
 
@@ -73,7 +72,7 @@ class Demo:
     def imitate(self) -> Stage:
         """A new policy imitates the expert. Whatever an earlier demo left in the folder goes."""
         for name in ("untrained", "sft", "ppo", "control"):
-            shutil.rmtree(self.root / name, ignore_errors=True)
+            self._empty(name)
         config = self.config("sft")
         make_small_policy(config, self.environment, self.root / "untrained", self._seed, self._shape)
         began = time.monotonic()
@@ -81,13 +80,15 @@ class Demo:
         return self._measure("SFT", "sft", time.monotonic() - began)
 
     def improve(self) -> Stage:
-        """The imitating policy goes on with PPO."""
+        """The imitating policy goes on with PPO, in place of an earlier one that did."""
+        self._empty("ppo")
         began = time.monotonic()
         Trainer(self.config("ppo", "sft"), environment=self.environment).run()
         return self._measure("PPO", "ppo", time.monotonic() - began)
 
     def imitate_on(self, seconds: float) -> Stage:
         """The control: the imitating policy goes on with SFT for `seconds`."""
+        self._empty("control")
         began = time.monotonic()
         config = self.config("control", "sft")
         # The same learning rate, and enough epochs that only the time ends it: the warm-up is a share of them.
@@ -96,6 +97,9 @@ class Demo:
         config.sft = dataclasses.replace(config.sft, **more)
         FineTune(config, environment=self.environment).run()
         return self._measure("SFT continued", "control", time.monotonic() - began)
+
+    def _empty(self, stage: str) -> None:
+        shutil.rmtree(self.root / stage, ignore_errors=True)
 
     def _measure(self, name: str, stage: str, seconds: float) -> Stage:
         folder = self.root / stage
@@ -126,9 +130,11 @@ def run(
         split (household: valid_unseen, webshop: test).
     """
     demo = Demo(config_file, folder, seed, overrides, shape)
+    lock = Lock(demo.root)  # before the earlier demo goes, which may not be over
     stages = [demo.imitate(), demo.improve()]
     if control:
         stages.append(demo.imitate_on(stages[-1].seconds))
+    lock.release()
     return stages
 
 

@@ -1,5 +1,6 @@
 """The command line: what it offers, how fast it starts, and what becomes of errors."""
 
+import errno
 import json
 import re
 import subprocess
@@ -84,6 +85,29 @@ def test_our_errors_are_one_line_with_a_log_and_exit_code_1(capsys, monkeypatch)
     with open(found[1]) as log:
         text = log.read()
     assert "Traceback" in text and "in command" in text
+
+
+def test_what_the_machine_refuses_is_one_sentence_and_exit_code_2(capsys, monkeypatch):
+    """A full disk, a quota, a limit on files: nobody needs a traceback to mend them."""
+    for error, text in (
+        (
+            OSError(errno.ENOSPC, "No space left on device", "runs/a/versions.json"),
+            "runs/a/versions.json: No space left",
+        ),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
+        (OSError(errno.EMFILE, "Too many open files", "x"), "x: Too many open files"),
+    ):
+        monkeypatch.setattr(cli, "app", raiser(error))
+        assert cli.main(["info"]) == 2
+        assert one_line(capsys.readouterr().err).startswith(f"manus-fast: {text}")
+
+
+def test_a_traceback_that_cannot_be_written_is_no_second_error(capsys, monkeypatch):
+    monkeypatch.setattr(cli, "app", raiser(RuntimeError("lost")))
+    monkeypatch.setattr("tempfile.mkstemp", raiser(OSError(errno.ENOSPC, "No space left on device")))
+    assert cli.main(["info"]) == 1
+    line = one_line(capsys.readouterr().err)
+    assert line == "manus-fast: RuntimeError: lost (no room for the traceback, which --debug shows)"
 
 
 def test_debug_lets_the_error_through(monkeypatch):

@@ -224,7 +224,8 @@ def test_the_command_plays_the_household_world(tmp_path, capsys, monkeypatch):
     said = capsys.readouterr().out
     assert "round 1: search solved 3 of 3 tasks, 3 new episodes, 3 rows imitated" in said
     assert "difference" in said and "the model is in" in said
-    assert Round(**json.loads((out / "step-00000001" / "state.json").read_text())["scalars"]["rounds"][0]).solved == 3
+    scalars = json.loads((out / "step-00000001" / "state.json").read_text())["scalars"]
+    assert Round(**scalars["expert_iteration_rounds"][0]).solved == 3
     assert np.isfinite([json.loads(line)["time"] for line in (out / "metrics.jsonl").open()]).all()
     assert main([*words, "--strategy", "astar"]) == 2
     assert "--strategy: expected one of" in capsys.readouterr().err

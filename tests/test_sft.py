@@ -249,6 +249,34 @@ def test_resume_gives_the_losses_of_an_uninterrupted_run():
     assert rest == losses[4:] and result.history == whole.history and result.best_step == whole.best_step
 
 
+def test_what_is_saved_at_an_early_stop_is_gone_on_from_exactly():
+    """The best check is the first and patience ends training at the third: the last step's weights are what belongs to
+    the optimizer's state, so that a longer patience gives the losses of a run that had it from the start."""
+    scores = {2: 0.5, 4: 0.4, 6: 0.3, 8: 0.2}
+
+    def run(patience, backend, state, on_end=None):
+        config, losses = SFTConfig(epochs=4, batch_size=4, learning_rate=1e-2, eval_every=2, patience=patience), []
+
+        def note(state, stats):
+            losses.append(stats["sft/loss"])
+
+        result = train_sft(
+            backend, ROWS, config, evaluate=lambda: scores[state.step], seed=3, state=state, on_step=note, on_end=on_end
+        )
+        return result, losses
+
+    whole, losses = run(9, trainer(SFTConfig()), OfflineState())
+    saved, first, state = {}, trainer(SFTConfig()), OfflineState()
+    cut, before = run(2, first, state, lambda: saved.update({n: t.clone() for n, t in first.tensors().items()}))
+    assert (cut.stopped, cut.steps, cut.best_step, whole.steps) == ("patience", 6, 2, 8)
+    kept = first.tensors()
+    assert any(not torch.equal(kept[name], tensor) for name, tensor in saved.items())  # the best check's, by then
+    again = trainer(SFTConfig(), seed=9)
+    again.load(saved)
+    resumed, after = run(9, again, OfflineState.of(state.scalars(), state.best))
+    assert before + after == losses and resumed.history == whole.history and resumed.best_step == 2
+
+
 def test_refusals():
     with pytest.raises(ValueError, match=r"sft.batch_size: expected at most the 8 rows there are, got 16"):
         train(SFTConfig(batch_size=16))

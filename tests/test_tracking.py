@@ -67,6 +67,35 @@ def test_resume_drops_what_lies_beyond_and_a_torn_line(tmp_path):
         Tracking(tmp_path, resume_step=20, tensorboard=False).log(10, {"a/b": 0})
 
 
+def test_samples_are_cut_back_to_the_resumed_iteration(tmp_path):
+    def run(until, *iterations):
+        with Tracking(tmp_path, samples_until=until, tensorboard=False) as tracking:
+            for iteration in iterations:
+                tracking.sample({"iteration": iteration, "n": n} for n in range(2))
+        return [json.loads(line)["iteration"] for line in (tmp_path / "trajectories.jsonl").read_text().splitlines()]
+
+    assert run(0, 1, 2, 3) == [1, 1, 2, 2, 3, 3]
+    with (tmp_path / "trajectories.jsonl").open("a") as file:
+        file.write('{"iteration": 4, "te')
+    assert run(2, 3) == [1, 1, 2, 2, 3, 3]
+    assert run(0, 1) == [1, 1]
+
+
+def test_samples_on_a_full_disk_are_switched_off(tmp_path, caplog):
+    with Tracking(tmp_path, samples_until=0, tensorboard=False) as tracking:
+        tracking._samples._file.close()
+        tracking._samples._file = open("/dev/full", "a")  # noqa: SIM115 (the tracker closes it)
+        for _ in range(2):
+            tracking.sample([{"iteration": 1}])
+        tracking.log(1, {"a/b": 1})
+    (record,) = caplog.records
+    assert record.getMessage().startswith("trajectories.jsonl is switched off") and "No space left" in caplog.text
+    assert len(records(tmp_path)) == 1
+    (tmp_path / "trajectories.jsonl").unlink()
+    Tracking(tmp_path, tensorboard=False).sample([{"iteration": 1}])
+    assert not (tmp_path / "trajectories.jsonl").exists()
+
+
 def test_a_fresh_run_starts_a_fresh_file(tmp_path):
     for _ in range(2):
         tracking = Tracking(tmp_path, tensorboard=False)

@@ -9,10 +9,9 @@ result = train_sft(backend, rows, config, evaluate=lambda: success_on_validation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from manus_fast.agent.trajectory import Row
 from manus_fast.data.packing import PackedRows, micro_batch_rows, pack
 from manus_fast.learn.backend import Backend
 from manus_fast.learn.minibatch import accumulate
-from manus_fast.learn.offline import Callback, OfflineConfig, OfflineResult, OfflineState, check_count, train_offline
+from manus_fast.learn.offline import OfflineConfig, OfflineResult, check_count, train_offline
 from manus_fast.learn.policy import ScoreOutput
 from manus_fast.modeling.flops import Work
 
@@ -75,12 +74,8 @@ def train_sft(
     rows: Sequence[Row],
     config: SFTConfig,
     *,
-    evaluate: Callable[[], float] | None = None,
-    on_step: Callback | None = None,
     gradient_accumulation_steps: int = 1,
-    seed: int = 0,
-    state: OfflineState | None = None,
-    dump_folder: Path | None = None,
+    **options: Any,
 ) -> OfflineResult:
     """SFT on `rows`; the other arguments are `train_offline`'s.
 
@@ -89,6 +84,4 @@ def train_sft(
         NonFiniteError: too many steps in a row with a loss or gradient that is not finite.
     """
     objective = SFTObjective(rows, config, backend.world_size, gradient_accumulation_steps)
-    return train_offline(
-        backend, objective, config, evaluate=evaluate, on_step=on_step, seed=seed, state=state, dump_folder=dump_folder
-    )
+    return train_offline(backend, objective, config, **options)
