@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ import yaml
 
 from manus_fast.commands.common import find_config
 from manus_fast.learn.advantages import KINDS
+from manus_fast.learn.backend import BackendConfig
+from manus_fast.learn.curriculum import CurriculumConfig
+from manus_fast.learn.dpo import DPOConfig
+from manus_fast.learn.losses import PPOConfig
 from manus_fast.learn.presets import PRESETS
+from manus_fast.learn.reward_model import RewardModelConfig
+from manus_fast.learn.sft import SFTConfig
+from manus_fast.modeling.lora import LoRAConfig
 from manus_fast.run_config import Config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,6 +94,26 @@ def test_the_table_of_presets_is_that_of_the_code():
         assert rows[name][3] == ("`cispo`: none, 0.28" if preset.get("clip") == "cispo" else shown)
     kinds = [cells[0].strip("`") for cells in _rows(text, "| `advantage` | of")]
     assert set(kinds) == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("block", "pages"),
+    [
+        (PPOConfig, ["algorithms"]),
+        (CurriculumConfig, ["algorithms"]),
+        (SFTConfig, ["algorithms"]),
+        (DPOConfig, ["algorithms", "preferences"]),
+        (RewardModelConfig, ["algorithms", "preferences"]),
+        (LoRAConfig, ["lora"]),
+        (BackendConfig, ["distributed"]),
+    ],
+)
+def test_every_key_of_learning_is_told_of(block, pages):
+    files = [page for page in PAGES if page.stem in pages]
+    text = "".join(page.read_text().replace("```", "`") for page in files)
+    code = " ".join([*re.findall(r"`[^`]+`", text), *(block for page in files for block in blocks(page))])
+    names = [field.name for field in fields(block)]
+    assert [name for name in names if not re.search(rf"\b{name}\b", code)] == []
 
 
 def _rows(text, head):

@@ -2,13 +2,16 @@
 
 import math
 
+import numpy as np
 import pytest
 
-from manus_fast.agent.trajectory import Trajectory, Turn
+from manus_fast.agent.trajectory import Trajectory, Turn, build_rows
+from manus_fast.data.packing import pack
 from manus_fast.learn.filters import EmptySteps, NothingToLearnError, Selection
-from manus_fast.learn.losses import PPOConfig
+from manus_fast.learn.losses import PPOConfig, denominator_of
 from manus_fast.learn.presets import preset
 from manus_fast.learn.update import check_group_size
+from manus_fast.rollout.summary import summarise
 
 
 def group(number, *rewards):
@@ -47,6 +50,38 @@ def test_without_filters_every_valid_episode_is_kept_and_nothing_is_played_again
 def test_groups_without_a_difference_are_dropped_on_request():
     _, kept = select(PPOConfig(drop_zero_variance=True), [ALIKE, APART, FAILED])
     assert kept == [(1, 0), (1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    # Three sampled tokens an episode, three groups of two episodes, one of which failed.
+    [
+        ({}, {"token-mean": 15, "seq-mean-token-mean": 5}),
+        ({"drop_zero_variance": True}, {"token-mean": 6, "seq-mean-token-mean": 2}),
+    ],
+)
+def test_groups_that_are_left_out_are_in_no_denominator(options, counts):
+    prompt, ids = np.asarray([1, 2], np.int32), np.asarray([3, 4, 5], np.int32)
+    played = [t for g in (group(0, 1.0, 1.0), group(1, 1.0, 0.0), group(2, None, 1.0)) for t in g]
+    for t in played:
+        t.turns = [Turn(prompt, ids, np.zeros(3, np.float32), "stop", reward=t.turns[0].reward)]
+    selection = Selection(PPOConfig(**options), 3)
+    selection.add(played)
+    rows = [row for row in build_rows(played) if selection.kept[row.episode]]
+    for aggregation, count in counts.items():
+        config = PPOConfig(aggregation=aggregation, **options).loss_config()
+        assert denominator_of(pack(rows), config) == count
+
+
+def test_figures_of_a_collection_are_over_the_episodes_that_did_not_fail():
+    """Cut ones included: reward, length and how many were cut are all of one set of episodes."""
+    played = group(0, 1.0, 0.0, None)
+    played[1].truncated = True
+    for t, turns in zip(played, (1, 3, 9), strict=True):
+        t.turns = [Turn([], [7] * 4, [], "stop", reward=t.turns[0].reward / turns) for _ in range(turns)]
+    found = summarise(played)
+    assert (found["train/episodes"], found["train/failed"], found["train/truncated_rate"]) == (3, 1, 0.5)
+    assert (found["train/turns"], found["train/tokens"], found["train/reward"]) == (2.0, 8.0, 0.5)
 
 
 def test_rewards_that_differ_by_rounding_are_equal():

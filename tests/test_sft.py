@@ -219,7 +219,9 @@ def test_what_was_learnt_before_time_was_up_is_checked():
     assert (result.stopped, result.history, result.best_step) == ("time", [(1, 0.7)], 1)
 
 
-def test_resume_gives_the_losses_of_an_uninterrupted_run():
+@pytest.mark.parametrize("cut", [3, 4, 8])
+def test_resume_gives_the_losses_of_an_uninterrupted_run(cut):
+    """Within an epoch of two steps, at the end of one, and after the last."""
     config = SFTConfig(epochs=4, batch_size=4, learning_rate=1e-2, eval_every=2, patience=None)
     _, whole, losses = train(config, evaluate=lambda: 0.5, seed=3)
     saved = {}
@@ -228,7 +230,7 @@ def test_resume_gives_the_losses_of_an_uninterrupted_run():
         pass
 
     def stop(state, _):
-        if state.step == 4:
+        if state.step == cut:
             saved.update(
                 scalars=copy.deepcopy(state.scalars()),
                 best={n: t.clone() for n, t in state.best.items()},
@@ -246,7 +248,8 @@ def test_resume_gives_the_losses_of_an_uninterrupted_run():
         second, ROWS, config, evaluate=lambda: 0.5, seed=3, state=state,
         on_step=lambda _, stats: rest.append(stats["sft/loss"]),
     )  # fmt: skip
-    assert rest == losses[4:] and result.history == whole.history and result.best_step == whole.best_step
+    assert len(losses) == 8 and rest == losses[cut:]
+    assert result.history == whole.history and result.best_step == whole.best_step
 
 
 def test_what_is_saved_at_an_early_stop_is_gone_on_from_exactly():
