@@ -29,39 +29,47 @@ def learned(records: Sequence[Record]) -> list[str]:
         f"A language model of {first['parameters'] / 1e6:.0f} million parameters learns ALFWorld on one",
         f"{first['device']}, each run whole in one process of at most {longest / 60:.1f} minutes",
         f"(`{first['command']} …`; `docs/results.md` has curves and times): per cent of",
-        f"the {panel['tasks']} generated games of {panel['split']} solved, greedy, with the 95 % interval, and at the",
-        "temperature of training (sampled). Each run imitates anew; gains are over its own imitation.",
+        f"the {panel['tasks']} generated games of {panel['split']} solved, greedily and at the temperature of training",
+        "(sampled), with 95 % intervals. Each run imitates anew; gains are over its own imitation.",
         *[record["note"] for record in records if record["note"]][:1],
         "",
+    ]
+    return lines + panels(records)
+
+
+def panels(records: Sequence[Record]) -> list[str]:
+    """The table of `learned`."""
+    lines = [
         "| | solved | sampled | seconds | tokens |",
         "|---|---|---|---|---|",
-        f"| as it came | {_solved(panel)} | | | |",
+        f"| as it came | {_solved(records[0]['parts']['before']['panel'])} | | | |",
     ]
     for record in records:
         sft = record["parts"]["sft"]
         steps = f"{sft['step']} steps on {sft['rows']:,} episodes"
         lines.append(
-            f"| SFT, {steps} | {_solved(sft['panel'])} | {_sampled(sft)} | {sft['seconds']:.0f} "
+            f"| SFT, {steps} | {_solved(sft['panel'])} | {_solved(sft.get('sampled'))} | {sft['seconds']:.0f} "
             f"| {sft['tokens']:,.0f} trained |"
         )
         for name, part in _runs(record):
             if "panel" in part:
-                gain = 100 * (part["panel"]["success"] - sft["panel"]["success"])
+                panel, sampled = (_solved(part.get(kind), sft.get(kind)) for kind in ("panel", "sampled"))
                 lines.append(
                     f"| then {name}, {part['iterations']} iterations, {part['episodes']:,.0f} episodes "
-                    f"| {_solved(part['panel'])}, {gain:+.1f} | {_sampled(part)} | {part['seconds']:.0f} "
+                    f"| {panel} | {sampled} | {part['seconds']:.0f} "
                     f"| {part['tokens']:,.0f} sampled |"
                 )
     return [*lines, ""]
 
 
 def types(records: Sequence[Record]) -> list[str]:
-    """The panel by kind of task."""
+    """The panel by kind of task, greedy and sampled."""
     lines = ["Per cent solved by kind of task:", ""]
-    columns = [("as it came", records[0]["parts"]["before"])]
+    columns = [("as it came", {"panel": records[0]["parts"]["before"]["panel"]})]
     for record in records:
         columns += [("SFT", record["parts"]["sft"]), *_runs(record)]
-    columns = [(name, part["panel"]["types"]) for name, part in columns if "panel" in part]
+    kinds = (("panel", ""), ("sampled", ", sampled"))
+    columns = [(name + end, part[kind]["types"]) for name, part in columns for kind, end in kinds if kind in part]
     lines += ["| | " + " | ".join(name for name, _ in columns) + " |", "|---|" + "---|" * len(columns)]
     for kind in columns[0][1]:
         lines.append(f"| {kind} | " + " | ".join(f"{100 * found[kind]:.0f}" for _, found in columns) + " |")
@@ -233,12 +241,12 @@ def _runs(record: Record) -> list[tuple[str, Any]]:
     return runs
 
 
-def _solved(panel: Mapping[str, Any]) -> str:
-    return f"{100 * panel['success']:.1f} ({100 * panel['low']:.1f} to {100 * panel['high']:.1f})"
-
-
-def _sampled(part: Record) -> str:
-    return f"{100 * part['sampled']['success']:.1f}" if "sampled" in part else ""
+def _solved(panel: Mapping[str, Any] | None, before: Mapping[str, Any] | None = None) -> str:
+    """Of a panel, where it was played, and how much more than before that is."""
+    if panel is None:
+        return ""
+    solved = f"{100 * panel['success']:.1f} ({100 * panel['low']:.1f} to {100 * panel['high']:.1f})"
+    return solved if before is None else f"{solved}, {100 * (panel['success'] - before['success']):+.1f}"
 
 
 def _mean(points: Sequence[Mapping[str, float]], name: str, scale: float, form: str) -> str:

@@ -55,6 +55,9 @@ def page() -> str:
     if trained := _records("alfworld_training*.json"):
         parts += ["## A language model learns ALFWorld", ""]
         parts += [*alfworld_tables.types(trained), *alfworld_tables.rates(trained), *alfworld_tables.curves(trained)]
+    for record in _records("alfworld_first.json"):
+        parts += ["An earlier run, whose records led to the settings of the one above (`docs/alfworld.md`):", ""]
+        parts += alfworld_tables.panels([record])
     for rows in _records("alfworld_replay.json"):
         parts += [*alfworld_tables.replayed(rows), *alfworld_tables.losses(rows)]
     for rows in _records("alfworld_live.json"):

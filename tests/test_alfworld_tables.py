@@ -18,7 +18,7 @@ def record():
             "trajectories_per_hour": 46080.0, "sampled_tokens_per_s": 9000.4, "rollout_tokens_per_s": 8000.0,
             "update_tokens_per_s": 70000.0, "hand_over_ms": 9.14, "peak_mib": 2048.0, "seconds_to": {"0.6": 70.0},
             "panel": panel(0.8), "sampled": panel(0.75)}  # fmt: skip
-    sft = {"step": 50, "rows": 990, "seconds": 31.7, "tokens": 700_000.0, "panel": panel(0.5)}
+    sft = {"step": 50, "rows": 990, "seconds": 31.7, "tokens": 700_000.0, "panel": panel(0.5), "sampled": panel(0.4)}
     parts = {
         "before": {"panel": panel(0.1)},
         "sft": sft,
@@ -41,8 +41,11 @@ def test_the_panel_before_between_and_after():
     assert "of 135 million parameters" in lines[0] and "at most 9.0 minutes" in lines[1]
     assert lines[2].startswith("(`python x …`") and lines[5] == "A note."
     assert "| as it came | 10.0 (0.0 to 20.0) | | | |" in lines
-    assert "| SFT, 50 steps on 990 episodes | 50.0 (40.0 to 60.0) |  | 32 | 700,000 trained |" in lines
-    run = "| then {}, 8 iterations, 1,024 episodes | 80.0 (70.0 to 90.0), +30.0 | 75.0 | 80 | 4,000 sampled |"
+    assert (
+        "| SFT, 50 steps on 990 episodes | 50.0 (40.0 to 60.0) | 40.0 (30.0 to 50.0) | 32 | 700,000 trained |" in lines
+    )
+    solved = "80.0 (70.0 to 90.0), +30.0 | 75.0 (65.0 to 85.0), +35.0"
+    run = f"| then {{}}, 8 iterations, 1,024 episodes | {solved} | 80 | 4,000 sampled |"
     for name in ("gigpo", "gigpo, with a barrier each turn", "ppo, short"):
         assert run.format(name) in lines
 
@@ -50,18 +53,28 @@ def test_the_panel_before_between_and_after():
 def test_several_records_each_have_their_imitation():
     lines = alfworld_tables.learned([record(), {**record(), "seconds": 600.0}])
     assert sum("SFT, 50 steps" in line for line in lines) == 2 and "at most 10.0 minutes" in lines[1]
-    assert alfworld_tables.types([record(), record()])[2].count("| SFT | gigpo | gigpo, with") == 2
+    assert (
+        alfworld_tables.types([record(), record()])[2].count(
+            "| SFT | SFT, sampled | gigpo | gigpo, sampled | gigpo, with"
+        )
+        == 2
+    )
 
 
 def test_a_run_that_was_cut_has_no_panel_yet():
     cut = record()
-    del cut["parts"]["ours"]["panel"], cut["parts"]["gigpo-lockstep"], cut["parts"]["ppo-short"]
+    del (
+        cut["parts"]["ours"]["panel"],
+        cut["parts"]["ours"]["sampled"],
+        cut["parts"]["gigpo-lockstep"],
+        cut["parts"]["ppo-short"],
+    )
     assert not any("then" in line for line in alfworld_tables.learned([cut]))
-    assert alfworld_tables.types([cut])[2] == "| | as it came | SFT |"
+    assert alfworld_tables.types([cut])[2] == "| | as it came | SFT | SFT, sampled |"
 
 
 def test_kinds_of_tasks_and_times():
-    assert "| pick | 10 | 50 | 80 | 80 | 80 |" in alfworld_tables.types([record()])
+    assert "| pick | 10 | 50 | 40 | 80 | 75 | 80 | 75 | 80 | 75 |" in alfworld_tables.types([record()])
     lines = alfworld_tables.rates([record()])
     for line in ("| | gigpo | gigpo, with a barrier each turn | ppo, short |", "| generation | 37.5 | 37.5 | 37.5 |",
                  "| **idle** | **25.0** | **25.0** | **25.0** |",
