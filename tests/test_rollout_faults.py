@@ -2,7 +2,9 @@
 counted."""
 
 import math
+import random
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ from faulty_world import FaultyCorridor
 from test_scheduler import FORMAT, RIGHT, Corridor, Scripted, World, always, make_model, rollout, spec
 
 from manus_fast.agent.trajectory import build_rows
-from manus_fast.envs.base import InlineEnvs, Task
+from manus_fast.envs.base import InlineEnvs, Task, failure
 from manus_fast.envs.pool import WorkerPool
+from manus_fast.rollout.engine import Completion, empty_completion
 from manus_fast.rollout.engines.hf import HFEngine
 from manus_fast.rollout.scheduler import EpisodeSpec, RolloutConfig
 from manus_fast.rollout.seeds import episode_seed, turn_seed
@@ -162,6 +165,83 @@ def test_an_engine_without_memory_for_a_step_loses_no_episode(undisturbed, in_a_
     assert len(steps) > 60 and steps[30] >= 2
     assert stats.failed == stats.retried == (0 if in_a_row == 1 else steps[30]) and stats.invalid == 0
     assert all(same_tokens(a, b) for a, b in zip(episodes, undisturbed, strict=True))
+
+
+class Unruly(Scripted):
+    """An engine that answers in any order, some at a time, and fails some requests in every way there is."""
+
+    def __init__(self, draw, rate):
+        super().__init__(always(RIGHT))
+        self.draw, self.rate, self.faults = draw, rate, []
+
+    def poll(self, timeout):
+        completions = []
+        for request in self.draw.sample(self.waiting, self.draw.randint(0, len(self.waiting))):
+            self.waiting.remove(request)
+            fault = self.draw.random() < self.rate and self.draw.choice(["error", "abort", "too long"])
+            done = Completion(
+                request.id, FORMAT.reply(RIGHT), np.zeros(len(FORMAT.reply(RIGHT)), np.float32), "stop", 4
+            )
+            if fault:
+                self.faults.append((request.session, fault))
+                done = empty_completion(request.id, "abort" if fault == "abort" else "error", 4, fault)
+                done.too_long = fault == "too long"
+            completions.append(done)
+        return completions
+
+
+class UnrulyEnvs(InlineEnvs):
+    """Worlds that answer in any order, late, and fail some resets and steps."""
+
+    def __init__(self, batch, draw, rate):
+        super().__init__(batch)
+        self.draw, self.rate, self.faults, self.late = draw, rate, 0, []
+        self.attempts = Counter()
+
+    def send_reset(self, slot, task, seed):
+        self.attempts[seed] += 1
+        super().send_reset(slot, task, seed)
+
+    def poll(self, timeout):
+        for slot, result in super().poll(timeout):
+            if self.draw.random() < self.rate:
+                self.faults += 1
+                result = failure("the world broke")
+            self.late.append((slot, result))
+        ready = self.draw.sample(self.late, self.draw.randint(0, len(self.late)))
+        self.late = [one for one in self.late if not any(one is other for other in ready)]
+        return ready
+
+
+def test_whatever_fails_every_episode_comes_back_once_and_is_masked_only_after_two_faults():
+    for seed in range(400):
+        draw = random.Random(seed)
+        slots, rate = draw.randint(1, 6), draw.choice([0.0, 0.05, 0.3, 0.8])
+        engine, envs = Unruly(draw, rate), UnrulyEnvs(Corridor(slots), draw, rate / 2)
+        play = rollout(engine, slots=slots, envs=envs)
+        specs = [spec(goal=draw.randint(1, 4), member=i, seed=i) for i in range(draw.randint(1, 14))]
+        ended = []
+        done = play.collect(specs, on_done=ended.append)
+        assert [(t.task, t.member) for t in done] == [(one.task.id, one.member) for one in specs]
+        assert sorted(map(id, ended)) == sorted(map(id, done))
+        assert not engine.waiting and not play._playing and not play._asked and not envs.late
+        assert len(engine.ended) == len(set(engine.ended)) and {r.session for r in engine.requests} <= set(engine.ended)
+        stats, cut = play.stats, [fault for _, fault in engine.faults if fault == "too long"]
+        assert stats.failed == envs.faults + len(engine.faults) - len(cut)
+        masked = [t for t in done if not t.valid]
+        at_once = [t for t in masked if t.error.startswith("prompt: ")]
+        assert stats.invalid == len(masked) and stats.failed == stats.retried + len(masked) - len(at_once)
+        assert stats.retried == sum(envs.attempts.values()) - len(specs)
+        assert (
+            all(envs.attempts[t.member] == 2 for t in masked if t not in at_once) and max(envs.attempts.values()) <= 2
+        )
+        assert stats.truncated == sum(t.truncated for t in done) == len(cut) - len(at_once)
+        for one, t in zip(specs, done, strict=True):
+            assert math.isnan(t.reward) == (not t.valid)
+            assert not t.valid or t.truncated or (t.success and len(t.turns) == one.task.data["goal"])
+            assert [turn.observation for turn in t.turns] == [
+                f"You are at {at} of {one.task.data['goal']}." for at in range(len(t.turns))
+            ]
 
 
 def test_oversubscribed_slots_keep_the_engine_busy_while_worlds_are_slow():
