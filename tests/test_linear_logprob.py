@@ -208,23 +208,30 @@ def test_agrees_with_logprob(backend):
     assert_close(a[1], b[1], torch.float32)
 
 
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_inside_torch_compile(backend):
-    case = make(6, 12, 90)
+def test_one_node_of_a_whole_graph(backend, compiler):
+    torch._dynamo.reset()
+    for rows, frozen, dtype in ((6, False, torch.float32), (9, True, torch.bfloat16)):
+        case = make(rows, 16, 90, dtype=dtype)
+        # bf16 without bias and soft cap: what Hopper's own kernel takes
+        options = {"bias": case["bias"], "softcap": 20.0} if dtype == torch.float32 else {}
 
-    def step(hidden, weight):
-        log_prob, entropy = linear_logprob(hidden * 2, weight, case["target"])
-        return (log_prob + 0.1 * entropy).mean()
+        def step(hidden, weight, target, options=options):
+            log_prob, entropy = linear_logprob(hidden * 2, weight, target, temperature=0.8, **options)
+            return (log_prob + 0.1 * entropy).mean()
 
-    results = []
-    for function in (step, torch.compile(step, backend="aot_eager")):
-        hidden, weight = case["hidden"].clone().requires_grad_(), case["weight"].clone().requires_grad_()
-        with dispatch.forced(backend):
-            loss = function(hidden, weight)
-            loss.backward()
-        results.append((loss.detach(), hidden.grad, weight.grad))
-    for a, b in zip(*results, strict=True):
-        assert_close(a, b, torch.float32)
+        results = []
+        for function in (step, torch.compile(step, fullgraph=True, backend=compiler)):
+            hidden = case["hidden"].clone().requires_grad_()
+            weight = case["weight"].clone().requires_grad_(not frozen)
+            with dispatch.forced(backend):
+                loss = function(hidden, weight, case["target"])
+                loss.backward()
+            results.append((loss.detach(), hidden.grad, *([] if frozen else [weight.grad])))
+            assert not frozen or weight.grad is None
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b)
 
 
 def test_gradcheck_of_the_written_backward():

@@ -224,6 +224,29 @@ def test_backends_lists_every_implementation():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_node_of_a_whole_graph(backend, compiler):
+    torch._dynamo.reset()
+    for rows, entropy in ((5, True), (8, False)):
+        logits, target, temperature, _ = make(rows, 129, torch.float32)
+
+        def step(logits, target, temperature, entropy=entropy):
+            # Written over the logits outside of a graph only: inside, `logits * 2` may be anybody's memory.
+            given = {"temperature": temperature, "entropy": entropy, "inplace_backward": True}
+            log_prob, row_entropy = logprob(logits * 2, target, **given)
+            return log_prob.sum() + (row_entropy.sum() if entropy else 0)
+
+        results = []
+        for function in (step, torch.compile(step, fullgraph=True, backend=compiler)):
+            leaf = logits.clone().requires_grad_()
+            with dispatch.forced(backend):
+                value = function(leaf, target, temperature)
+                value.backward()
+            results.append((value.detach(), leaf.grad))
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 def test_more_than_2_to_31_elements():

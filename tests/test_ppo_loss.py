@@ -321,21 +321,46 @@ def test_scalars_may_be_tensors(on):
     assert torch.equal(numbers[0], tensors[0]) and torch.equal(numbers[2]["log_prob"], tensors[2]["log_prob"])
 
 
-def test_inside_a_compiled_function(on):
-    arrays, config = {name: a.to(on[1]) for name, a in make((300,)).items()}, PPOLossConfig(kl_coef=0.1)
-    mask = arrays["mask"]
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+def test_one_node_of_a_whole_graph(on, compiler):
+    torch._dynamo.reset()
+    arrays = {name: a.to(on[1]) for name, a in make((3, 100)).items()}
+    config = PPOLossConfig(kl_coef=0.1, ent_coef=0.01)
+    leaves = ("log_prob", "values", "entropy")
 
-    def loss(scale):
-        values = arrays["values"] * scale
-        given = {**arrays, "values": values, "log_prob": arrays["log_prob"] * scale}
-        return ppo_loss(**given, denominator=mask.sum(), config=config)[0] * 2
+    def loss(scale, denominator, *trained):
+        given = {name: x * scale for name, x in zip(leaves, trained, strict=True)}
+        loss, stats = ppo_loss(**{**arrays, **given}, denominator=denominator, rstd=1.1, config=config)
+        return loss * 2, stats
 
-    scales = [torch.ones((), device=on[1], requires_grad=True) for _ in range(2)]
-    plain, compiled = loss(scales[0]), torch.compile(loss, backend="eager")(scales[1])
-    plain.backward()
-    compiled.backward()
-    assert compiled.item() == pytest.approx(plain.item(), rel=1e-6)
-    assert scales[1].grad.item() == pytest.approx(scales[0].grad.item(), rel=1e-6)
+    results = []
+    with dispatch.forced(on[0]):
+        for function in (loss, torch.compile(loss, fullgraph=True, backend=compiler)):
+            trained = [arrays[name].clone().requires_grad_() for name in leaves]
+            value, stats = function(0.9, arrays["mask"].sum(), *trained)
+            value.backward()
+            assert not stats.requires_grad
+            results.append([value.detach(), stats, *(x.grad for x in trained)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_a_compiled_graph_takes_every_setting(on):
+    torch._dynamo.reset()
+    arrays = {name: a.to(on[1]) for name, a in make((3, 40)).items()}
+    config = PPOLossConfig(
+        clip_range=0.1, clip_range_high=0.3, dual_clip=None, value_clip=None, vf_coef=0.7, ent_coef=0.02, kl_coef=0.2,
+        kl="k3+", ratio="sequence", clip="none", aggregation="seq-mean-token-sum-norm", norm_length=50,
+    )  # fmt: skip
+
+    def loss(log_prob):
+        return ppo_loss(**{**arrays, "log_prob": log_prob}, denominator=3.0, mean=0.2, config=config)
+
+    with dispatch.forced(on[0]), torch.no_grad():
+        plain, whole = (
+            loss(arrays["log_prob"]),
+            torch.compile(loss, fullgraph=True, backend="eager")(arrays["log_prob"]),
+        )
+    assert all(torch.equal(a, b) for a, b in zip(plain, whole, strict=True))
 
 
 def test_a_second_backward_is_refused_where_the_gradient_is_gone():

@@ -6,13 +6,12 @@ backward.
 
 import torch
 
-from manus_fast.ops import dispatch
-from manus_fast.ops.logprob import check_floats, check_rows
+from manus_fast.ops import dispatch, graph
+from manus_fast.ops.logprob import check_floats, check_rows, outputs_like
 
 MODES = ("auto", "recompute", "keep")
 
 
-@torch.compiler.disable  # a graph break: one call of milliseconds, and the choice below is not for tracing
 def linear_logprob(
     hidden: torch.Tensor,
     weight: torch.Tensor,
@@ -41,6 +40,13 @@ def linear_logprob(
     Raises ValueError for a wrong shape, dtype, device, stride, temperature, softcap or mode, or a target >= V (on CUDA,
     where the check would wait for the device, such a row is NaN instead).
     """
+    if torch.compiler.is_compiling():  # one node of the graph, which takes the way below when it runs
+        rows_temperature, number = graph.number_or_tensor(temperature)
+        trained = graph.wanted(hidden, weight, bias)
+        log_prob, row_entropy, _ = _in_graph(
+            hidden, weight, bias, target, rows_temperature, number, entropy, softcap, mode, keep_bytes, trained
+        )
+        return log_prob, row_entropy if entropy else None
     check_floats("hidden", hidden, 2)
     check_floats("weight", weight, 2)
     rows, width = hidden.shape
@@ -78,3 +84,35 @@ def linear_logprob(
         mode=mode,
         keep_bytes=keep_bytes,
     )
+
+
+@torch.library.custom_op("manus_fast::linear_logprob", mutates_args=())
+def _in_graph(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    rows_temperature: torch.Tensor | None,
+    temperature: float,
+    entropy: bool,
+    softcap: float | None,
+    mode: str,
+    keep_bytes: int | None,
+    trained: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    options = {"temperature": temperature if rows_temperature is None else rows_temperature, "entropy": entropy}
+    options.update(softcap=softcap, mode=mode, keep_bytes=keep_bytes)
+
+    def run(hidden, weight, bias):
+        return linear_logprob(hidden, weight, target, bias=bias, **options)
+
+    (log_prob, row_entropy), ticket = graph.record(run, [hidden, weight, bias], trained)
+    return log_prob, row_entropy, ticket
+
+
+@_in_graph.register_fake
+def _(hidden, weight, bias, target, rows_temperature, temperature, entropy, *_):
+    return *outputs_like(hidden, entropy), graph.empty_ticket()
+
+
+graph.register_gradient(_in_graph, places=[0, 1, 2], trained=10, outputs=2)

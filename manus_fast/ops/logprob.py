@@ -2,12 +2,11 @@
 
 import torch
 
-from manus_fast.ops import dispatch
+from manus_fast.ops import dispatch, graph
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@torch.compiler.disable  # a graph break: one call of milliseconds, and the choice below is not for tracing
 def logprob(
     logits: torch.Tensor,
     target: torch.Tensor,
@@ -24,15 +23,52 @@ def logprob(
     An ignored row gives exact zeros and a zero gradient, whatever it holds; a logit of -inf has probability 0.
 
     `inplace_backward=True` lets backward write the gradient over `logits`, which are lost then: autograd raises if
-    anything else in the graph still needs them.
+    anything else in the graph still needs them. A function under torch.compile gives the gradient memory of its own.
 
     Raises ValueError for a wrong shape, dtype, device, stride, temperature, or target >= V (on CUDA, where the check
     would wait for the device, such a row is NaN instead).
     """
+    if torch.compiler.is_compiling():  # one node of the graph, which takes the way below when it runs
+        rows_temperature, number = graph.number_or_tensor(temperature)
+        trained = graph.wanted(logits)
+        log_prob, row_entropy, _ = _in_graph(logits, target, rows_temperature, number, entropy, trained)
+        return log_prob, row_entropy if entropy else None
     check_floats("logits", logits, 2)
     check_rows(target, temperature, logits.shape[0], logits.shape[1], logits.device)
     implementation = dispatch.choose("logprob", logits.device, logits.dtype)
     return implementation(logits, target, temperature=temperature, entropy=entropy, inplace_backward=inplace_backward)
+
+
+@torch.library.custom_op("manus_fast::logprob", mutates_args=())
+def _in_graph(
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    rows_temperature: torch.Tensor | None,
+    temperature: float,
+    entropy: bool,
+    trained: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    temperature = temperature if rows_temperature is None else rows_temperature
+
+    def run(logits):
+        return logprob(logits, target, temperature=temperature, entropy=entropy)
+
+    (log_prob, row_entropy), ticket = graph.record(run, [logits], trained)
+    return log_prob, row_entropy, ticket
+
+
+@_in_graph.register_fake
+def _(logits, target, rows_temperature, temperature, entropy, trained):
+    return *outputs_like(logits, entropy), graph.empty_ticket()
+
+
+graph.register_gradient(_in_graph, places=[0], trained=5, outputs=2)
+
+
+def outputs_like(x: torch.Tensor, entropy: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Uninitialised log-prob and entropy for the rows of x; an entropy not asked for is empty."""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return x.new_empty(x.shape[0], dtype=dtype), x.new_empty(x.shape[0] if entropy else 0, dtype=dtype)
 
 
 def check_floats(name: str, tensor: torch.Tensor, dimensions: int) -> None:

@@ -4,11 +4,11 @@ Sources: PPO, Schulman et al. 2017, arXiv 1707.06347, equation 7; dual clip, Ye 
 ratio (GSPO), arXiv 2507.18071; CISPO, arXiv 2506.13585; KL estimators, http://joschu.net/blog/kl-approx.html.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
-from manus_fast.ops import dispatch
+from manus_fast.ops import dispatch, graph
 from manus_fast.ops.reference.ppo_loss import RATIO_BOUNDS
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
@@ -78,7 +78,6 @@ class PPOLossConfig:
         return self.clip_range if self.clip_range_high is None else self.clip_range_high
 
 
-@torch.compiler.disable  # a compiled function that calls it breaks its graph here and goes on after
 def ppo_loss(
     log_prob: torch.Tensor,
     old_log_prob: torch.Tensor,
@@ -116,6 +115,14 @@ def ppo_loss(
     `[len(STAT_NAMES)]` on the device: `merge_loss_stats` joins them, `loss_metrics` reads them. ValueError for other
     shapes, types or layouts.
     """
+    if torch.compiler.is_compiling():  # one node of the graph, which takes the way below when it runs
+        fixed = [old_log_prob, advantages, mask, weights, old_values, returns, ref_log_prob, cu_seqlens]
+        fixed = [None if x is None else x.detach() for x in fixed]
+        scalars = [part for x in (mean, rstd, denominator) for part in graph.number_or_tensor(x)]
+        settings = [getattr(config, name) for name in _SETTINGS]
+        trained = graph.wanted(log_prob, values, entropy)
+        loss, stats, _ = _in_graph(log_prob, values, entropy, *fixed, *scalars, *settings, trained)
+        return loss, stats.detach()
     if log_prob.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"log_prob: expected float32, got {log_prob.dtype}")
     arrays = {
@@ -150,6 +157,68 @@ def ppo_loss(
         sequence_log_ratio=sequence_log_ratio, values=values, old_values=old_values, returns=returns,
         ref_log_prob=ref_log_prob, entropy=entropy, config=config,
     )  # fmt: skip
+
+
+_SETTINGS = tuple(field.name for field in fields(PPOLossConfig))  # in the order of the arguments below
+
+
+@torch.library.custom_op("manus_fast::ppo_loss", mutates_args=())
+def _in_graph(
+    log_prob: torch.Tensor,
+    values: torch.Tensor | None,
+    entropy: torch.Tensor | None,
+    old_log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    weights: torch.Tensor | None,
+    old_values: torch.Tensor | None,
+    returns: torch.Tensor | None,
+    ref_log_prob: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    mean_number: float,
+    rstd: torch.Tensor | None,
+    rstd_number: float,
+    denominator: torch.Tensor | None,
+    denominator_number: float,
+    clip_range: float,
+    clip_range_high: float | None,
+    dual_clip: float | None,
+    value_clip: float | None,
+    vf_coef: float,
+    ent_coef: float,
+    kl_coef: float,
+    kl: str,
+    ratio: str,
+    clip: str,
+    aggregation: str,
+    norm_length: int | None,
+    trained: list[bool],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    settings = (clip_range, clip_range_high, dual_clip, value_clip, vf_coef, ent_coef, kl_coef)
+    config = PPOLossConfig(*settings, kl, ratio, clip, aggregation, norm_length)
+
+    def run(log_prob, values, entropy):
+        return ppo_loss(
+            log_prob, old_log_prob, advantages, mask,
+            mean=mean_number if mean is None else mean,
+            rstd=rstd_number if rstd is None else rstd,
+            denominator=denominator_number if denominator is None else denominator,
+            weights=weights, values=values, old_values=old_values, returns=returns, ref_log_prob=ref_log_prob,
+            entropy=entropy, cu_seqlens=cu_seqlens, config=config,
+        )  # fmt: skip
+
+    (loss, stats), ticket = graph.record(run, [log_prob, values, entropy], trained)
+    return loss, stats, ticket
+
+
+@_in_graph.register_fake
+def _(log_prob, *_):
+    stats = log_prob.new_empty(len(STAT_NAMES), dtype=torch.float64)
+    return log_prob.new_empty(()), stats, graph.empty_ticket()
+
+
+graph.register_gradient(_in_graph, places=[0, 1, 2], trained=17 + len(_SETTINGS), outputs=2)
 
 
 def loss_denominator(mask: torch.Tensor, cu_seqlens: torch.Tensor | None, config: PPOLossConfig) -> torch.Tensor:
