@@ -4,61 +4,40 @@
 // token before it sees the affine map x -> gamma lam x + (gamma lam r + gamma (1 - lam) v); a masked token is the
 // identity, and the last token of a row replaces x by gamma * bootstrap. Composition of such maps is associative, so
 // the whole array is one scan from the right, whatever the rows. A tile of tokens is scanned in registers (four
-// neighbours a thread), over warps, then over the warps' segments by one warp; between tiles a decoupled look-back
-// (Merrill and Garland 2016) reads the maps of the tiles on the right, up to the first in which a row ends. At turn
-// level the state is two numbers (TurnMap in gae_scan.cuh) and the scan the same.
+// neighbours a thread), over warps, then over the warps' segments by one warp. At turn level the state is two numbers
+// (TurnMap in gae_scan.cuh) and the scan the same.
+//
+// Two kernels. Where rows are equally long and fit into a tile, a block takes whole rows and no tile needs another:
+// gae_rows_kernel. Elsewhere a decoupled look-back between tiles (Merrill and Garland 2016) reads the maps of the tiles
+// on the right, up to the first in which a row ends: gae_kernel. Either leaves a partial sum a tile to a last kernel of
+// one block, launched early so that it costs nothing but its own work: 1.4 us less than the block that finishes last
+// did with a counter, which also had to be cleared beforehand. docs/kernels.md compares the designs.
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
 #include "common/check.h"
 #include "ops/gae_scan.cuh"
+#include "ops/gae_tile.cuh"
+#include "ops/launch.cuh"
 #include "ops/ops.h"
 
 namespace manus_fast::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kWarps = kThreads / 32;
-
-struct Partial {
-  double count, sum, square;
-};
-
-struct Work {
-  unsigned* tickets;  // [2]: tiles handed out, blocks done
-  void* states;       // [tiles] TileWord
-  Partial* partials;  // [tiles]
-};
-
-struct Coefficients {
-  float gamma, decay, rest;       // gamma, gamma lam, gamma (1 - lam)
-  float token_decay, token_rest;  // the same inside a turn
-};
-
-__device__ TokenMap token_map(float r, float v, const Coefficients& c) {
-  return {c.decay, fmaf(c.decay, r, c.rest * v)};
-}
-
-// `last`: this token is the last of its turn.
-__device__ TurnMap turn_map(float r, float v, bool last, const Coefficients& c) {
-  const float inside = fmaf(c.token_decay, r, c.token_rest * v);
-  if (last) return {0.0f, c.token_decay, inside, c.decay, fmaf(c.decay, r, c.rest * v)};
-  return {c.token_decay, 0.0f, inside, 1.0f, c.decay * r};
-}
-
-__device__ float seen_by(float state, bool) { return state; }
-__device__ float seen_by(float2 state, bool last) { return last ? state.y : state.x; }
-
-__device__ void token_map(TokenMap& map, float r, float v, bool, const Coefficients& c) { map = token_map(r, v, c); }
-__device__ void token_map(TurnMap& map, float r, float v, bool last, const Coefficients& c) {
-  map = turn_map(r, v, last, c);
-}
-
 // Turn of the next token in the mask, as a scan: transparent outside the mask, no turn where a row ends.
 constexpr int kTransparent = INT32_MIN, kNoTurn = INT32_MIN + 1;
 
 __device__ int over(int left, int right) { return left != kTransparent ? left : right; }
+
+__device__ __forceinline__ int suffix_over(int id, int lane) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int right = __shfl_down_sync(kAll, id, distance);
+    if (lane + distance < 32) id = over(id, right);
+  }
+  return id;
+}
 
 // One warp: turn of the first token in the mask from `position` on that is before `end`.
 __device__ int first_turn(const GaeArgs& args, std::int64_t position, std::int64_t end, int lane) {
@@ -73,115 +52,107 @@ __device__ int first_turn(const GaeArgs& args, std::int64_t position, std::int64
   return kNoTurn;
 }
 
-__device__ double warp_sum(double x) {
+// Which tokens are the last of their turn: the next one in the mask of the same row has another turn, or is not.
+// `outer()`, called by the first warp: the turn right of the tile.
+template <int kChunks, typename Outer>
+__device__ __forceinline__ unsigned last_of_turns(const int (&turn)[kChunks][4], unsigned mask, unsigned ends,
+                                                  int* segment_turn, const Outer& outer) {
+  constexpr int kSegments = kWarps * kChunks;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int right_lanes[kChunks];
 #pragma unroll
-  for (int distance = 16; distance; distance /= 2) x += __shfl_down_sync(kAll, x, distance);
-  return x;
-}
-
-// Of the statistics: a warp's sum in lane 0.
-__device__ Partial warp_sum(int count, double sum, double square) {
-  return {static_cast<double>(__reduce_add_sync(kAll, count)), warp_sum(sum), warp_sum(square)};
-}
-
-// One thread: the sum over the warps, in order.
-__device__ Partial block_sum(const Partial* warps) {
-  Partial total{0, 0, 0};
-  for (int w = 0; w < kWarps; ++w) {
-    total.count += warps[w].count;
-    total.sum += warps[w].sum;
-    total.square += warps[w].square;
+  for (int k = 0; k < kChunks; ++k) {
+    int id = kTransparent;
+#pragma unroll
+    for (int i = 3; i >= 0; --i) {
+      if (ends >> (4 * k + i) & 1u) id = kNoTurn;
+      if (mask >> (4 * k + i) & 1u) id = turn[k][i];
+    }
+    id = suffix_over(id, lane);
+    const int right = __shfl_down_sync(kAll, id, 1);
+    right_lanes[k] = lane == 31 ? kTransparent : right;
+    if (lane == 0) segment_turn[warp * kChunks + k] = id;
   }
-  return total;
-}
-
-// Four neighbours: where a row ends (bits of `ends`) the map of what is further right is cut off.
-template <typename Map>
-__device__ Map map_of(const float (&r)[4], const float (&v)[4], unsigned mask, unsigned ends, unsigned last,
-                      const float* row_start_x, const Coefficients& c) {
-  Map map;
+  __syncthreads();
+  if (warp == 0) {
+    const int beyond = outer();
+    const int id = suffix_over(lane < kSegments ? segment_turn[lane] : kTransparent, lane);
+    const int right = __shfl_down_sync(kAll, id, 1);
+    if (lane < kSegments) segment_turn[lane] = lane == 31 ? beyond : over(right, beyond);
+  }
+  __syncthreads();
+  unsigned last = 0;
 #pragma unroll
-  for (int i = 3; i >= 0; --i) {
-    const unsigned bit = 1u << i;
-    if (ends & bit) map = Map::always(Map::start(row_start_x[i]));
-    if (mask & bit) {
-      Map own;
-      token_map(own, r[i], v[i], last & bit, c);
-      map = compose(own, map);
+  for (int k = 0; k < kChunks; ++k) {
+    int next = over(right_lanes[k], segment_turn[warp * kChunks + k]);
+#pragma unroll
+    for (int i = 3; i >= 0; --i) {
+      if (ends >> (4 * k + i) & 1u) next = kNoTurn;
+      if (mask >> (4 * k + i) & 1u) {
+        last |= unsigned(turn[k][i] != next) << (4 * k + i);
+        next = turn[k][i];
+      }
     }
   }
-  return map;
+  return last;
 }
 
-// The same neighbours once `x`, what reaches them from the right, is known: r becomes the advantages, v the returns.
-template <typename Map>
-__device__ void finish(float (&r)[4], float (&v)[4], typename Map::State x, unsigned mask, unsigned ends, unsigned last,
-                       const float* row_start_x, const Coefficients& c) {
-#pragma unroll
-  for (int i = 3; i >= 0; --i) {
-    const unsigned bit = 1u << i;
-    if (ends & bit) x = Map::start(row_start_x[i]);
-    const float added = seen_by(x, last & bit);
-    if (mask & bit) {
-      Map own;
-      token_map(own, r[i], v[i], last & bit, c);
-      x = own.apply(x);
-    }
-    const float advantage = r[i] - v[i] + added;
-    v[i] = mask & bit ? r[i] + added : 0.0f;
-    r[i] = mask & bit ? advantage : 0.0f;
-  }
+__device__ __forceinline__ void prefetch_to_l2(const void* from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
 }
 
-// Chunk: the 128 tokens that a warp reads with one load, four neighbours a lane. Segment: a warp's chunk in the tile.
+// Device memory of a call.
+struct Work {
+  unsigned* ticket;   // tiles handed out
+  void* states;       // [tiles] TileWord
+  Partial* partials;  // [tiles]
+};
+
+// `aligned`: every array allows 16-byte loads.
 template <typename Map, int kChunks, int kBlocks>
 __global__ void __launch_bounds__(kThreads, kBlocks) gae_kernel(GaeArgs args, Work work, Coefficients c,
                                                                 std::int64_t tiles, bool aligned) {
   using State = typename Map::State;
   constexpr bool kTurns = Map::kWords > 2;
-  constexpr int kTile = kThreads * 4 * kChunks, kSegments = kWarps * kChunks;
-  static_assert(kSegments <= 32, "one warp scans the segments");
+  constexpr int kTile = TileScan<Map, kChunks>::kTile;
+  __shared__ TileScan<Map, kChunks> shared;
   __shared__ unsigned row_end[kTile / 32];  // bit: a row ends at this token
-  __shared__ float row_start_x[kTile];      // where one does: gamma * bootstrap
-  __shared__ float segment_map[kSegments][Map::kWords];
-  __shared__ State segment_state[kSegments];  // what reaches a segment from the right
-  __shared__ int segment_turn[kSegments];
+  __shared__ int segment_turn[kWarps * kChunks];
   __shared__ Partial warp_partial[kWarps];
   __shared__ unsigned next_ticket;
+  __shared__ std::int64_t next_row;
 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Rows rows{args.cu_seqlens, args.rows, args.row_length};
   TileWord<Map>* const states = static_cast<TileWord<Map>*>(work.states);
+  let_next_kernel_start();
   for (int i = threadIdx.x; i < kTile / 32; i += kThreads) row_end[i] = 0;
   __syncthreads();
 
   // Tiles are handed out from the right: one only ever waits for tiles that were handed out before it.
-  for (std::int64_t order = blockIdx.x; order < tiles;) {
+  std::int64_t order = blockIdx.x;
+  std::int64_t first_row = order < tiles ? rows.find((tiles - 1 - order) * kTile, lane) : 0;
+  while (order < tiles) {
     const std::int64_t tile = tiles - 1 - order, tile_start = tile * kTile, tile_end = tile_start + kTile;
     const bool whole = aligned && tile_end <= args.tokens;
     const std::int64_t mine = tile_start + warp * (kChunks * 128) + lane * 4;
     float r[kChunks][4], v[kChunks][4];
     int turn[kTurns ? kChunks : 1][4];
-    unsigned mask = 0;  // bit 4 chunk + i
-    unsigned ticket = 0;
+    unsigned mask = 0;
     if (whole) {
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
-        const float4 r4 = __ldcs(reinterpret_cast<const float4*>(args.rewards + mine + k * 128));
-        const float4 v4 = __ldcs(reinterpret_cast<const float4*>(args.values + mine + k * 128));
-        r[k][0] = r4.x, r[k][1] = r4.y, r[k][2] = r4.z, r[k][3] = r4.w;
-        v[k][0] = v4.x, v[k][1] = v4.y, v[k][2] = v4.z, v[k][3] = v4.w;
+        load(r[k], args.rewards + mine + k * 128);
+        load(v[k], args.values + mine + k * 128);
         if constexpr (kTurns) {
           const int4 t4 = __ldcs(reinterpret_cast<const int4*>(args.turn_id + mine + k * 128));
           turn[k][0] = t4.x, turn[k][1] = t4.y, turn[k][2] = t4.z, turn[k][3] = t4.w;
         }
       }
 #pragma unroll
-      for (int k = 0; k < kChunks; ++k) {
-        // Four bools, each 0 or 1, as one word: bits 0, 8, 16, 24 gathered into the top nibble by a product.
-        const unsigned m4 = __ldcs(reinterpret_cast<const unsigned*>(args.mask + mine + k * 128));
-        mask |= (m4 * 0x10204080u >> 28) << (4 * k);
-      }
+      for (int k = 0; k < kChunks; ++k) mask |= load_mask(args.mask + mine + k * 128) << (4 * k);
     } else {
 #pragma unroll
       for (int k = 0; k < kChunks; ++k) {
@@ -196,131 +167,73 @@ __global__ void __launch_bounds__(kThreads, kBlocks) gae_kernel(GaeArgs args, Wo
         }
       }
     }
-    if (threadIdx.x == 0) ticket = gridDim.x + atomicAdd(&work.tickets[0], 1u);
+    // The kernel before this one clears ticket and states, and runs while the first tile is loaded.
+    await_previous_kernel();
+    unsigned ticket = 0;
+    if (threadIdx.x == 0) ticket = gridDim.x + atomicAdd(work.ticket, 1u);
 
     // The rows that end in this tile.
-    for (std::int64_t row = rows.find(tile_start, lane) + threadIdx.x; row < args.rows; row += kThreads) {
+    for (std::int64_t row = first_row + threadIdx.x; row < args.rows; row += kThreads) {
       const std::int64_t end = rows.end(row);
       if (end > tile_end) break;
       if (end == rows.start(row)) continue;
       const int at = static_cast<int>(end - 1 - tile_start);
       atomicOr(&row_end[at / 32], 1u << (at % 32));
-      row_start_x[at] = args.bootstrap ? c.gamma * args.bootstrap[row] : 0.0f;
+      shared.row_start_x[at] = args.bootstrap ? c.gamma * args.bootstrap[row] : 0.0f;
     }
     __syncthreads();
     const std::int64_t last_token = (tile_end < args.tokens ? tile_end : args.tokens) - 1;
     const int last_at = static_cast<int>(last_token - tile_start);
     const bool closed = row_end[last_at / 32] >> (last_at % 32) & 1u;  // nothing comes in from the right
-    const float* const start_x = row_start_x + warp * (kChunks * 128) + lane * 4;
     unsigned ends = 0;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
       const int at = (warp * kChunks + k) * 128 + lane * 4;
       ends |= (row_end[at / 32] >> (at % 32) & 15u) << (4 * k);
     }
-
-    // Which tokens are the last of their turn: the next one in the mask of the same row has another turn, or is not.
     unsigned last = 0;
     if constexpr (kTurns) {
-      int right_lanes[kChunks];
-#pragma unroll
-      for (int k = 0; k < kChunks; ++k) {
-        int id = kTransparent;
-#pragma unroll
-        for (int i = 3; i >= 0; --i) {
-          if (ends >> (4 * k + i) & 1u) id = kNoTurn;
-          if (mask >> (4 * k + i) & 1u) id = turn[k][i];
-        }
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-          const int right = __shfl_down_sync(kAll, id, distance);
-          if (lane + distance < 32) id = over(id, right);
-        }
-        const int right = __shfl_down_sync(kAll, id, 1);
-        right_lanes[k] = lane == 31 ? kTransparent : right;
-        if (lane == 0) segment_turn[warp * kChunks + k] = id;
-      }
-      __syncthreads();
-      if (warp == 0) {
-        int outer = kNoTurn;
-        if (!closed) outer = first_turn(args, tile_end, rows.end(rows.find(last_token, lane)), lane);
-        int id = lane < kSegments ? segment_turn[lane] : kTransparent;
-#pragma unroll
-        for (int distance = 1; distance < 32; distance *= 2) {
-          const int right = __shfl_down_sync(kAll, id, distance);
-          if (lane + distance < 32) id = over(id, right);
-        }
-        const int right = __shfl_down_sync(kAll, id, 1);
-        if (lane < kSegments) segment_turn[lane] = lane == 31 ? outer : over(right, outer);
-      }
-      __syncthreads();
-#pragma unroll
-      for (int k = 0; k < kChunks; ++k) {
-        int next = over(right_lanes[k], segment_turn[warp * kChunks + k]);
-#pragma unroll
-        for (int i = 3; i >= 0; --i) {
-          if (ends >> (4 * k + i) & 1u) next = kNoTurn;
-          if (mask >> (4 * k + i) & 1u) {
-            last |= unsigned(turn[k][i] != next) << (4 * k + i);
-            next = turn[k][i];
-          }
-        }
-      }
+      last = last_of_turns(turn, mask, ends, segment_turn, [&] {
+        return closed ? kNoTurn : first_turn(args, tile_end, rows.end(rows.find(last_token, lane)), lane);
+      });
     }
 
-    // Scan: this lane's four tokens, the lanes right of it in the segment, then the segments in one warp.
     Map right_lanes[kChunks];
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      const unsigned some = ends >> (4 * k) & 15u;
-      Map map;
-      if (some) {
-        map = map_of<Map>(r[k], v[k], mask >> (4 * k), some, last >> (4 * k), start_x + k * 128, c);
-      } else {
-        map = map_of<Map>(r[k], v[k], mask >> (4 * k), 0u, last >> (4 * k), start_x + k * 128, c);
+    scan_lanes(shared, r, v, mask, ends, last, c, right_lanes);
+    if (threadIdx.x == 0) {
+      next_ticket = ticket;
+      // The block's next tile comes into the L2 while this one waits for its right: 6 % on large arrays.
+      if (aligned && ticket < tiles && tiles - 1 - ticket < args.tokens / kTile) {
+        const std::int64_t next = (tiles - 1 - std::int64_t(ticket)) * kTile;
+        prefetch_to_l2(args.rewards + next, kTile * 4);
+        prefetch_to_l2(args.values + next, kTile * 4);
+        prefetch_to_l2(args.mask + next, kTile);
+        if constexpr (kTurns) prefetch_to_l2(args.turn_id + next, kTile * 4);
       }
-      map = suffix_scan(map, lane);
-      if (lane == 0) {
-#pragma unroll
-        for (int i = 0; i < Map::kWords; ++i) segment_map[warp * kChunks + k][i] = map.words()[i];
-      }
-      right_lanes[k] = shuffle_down(map, 1);
-      if (lane == 31) right_lanes[k] = Map{};
     }
-    if (threadIdx.x == 0) next_ticket = ticket;
     __syncthreads();
     if (warp == 0) {
-      Map map;
-      if (lane < kSegments) {
-#pragma unroll
-        for (int i = 0; i < Map::kWords; ++i) map.words()[i] = segment_map[lane][i];
-      }
-      map = suffix_scan(map, lane);
+      const Map map = scan_segments(shared, lane);
       if (lane == 0) publish(&states[tile], map);
       State outer = Map::start(0.0f);
       if (!closed) outer = look_back(states, tile, tiles, lane).apply(outer);
-      const Map right = shuffle_down(map, 1);
-      if (lane < kSegments) segment_state[lane] = lane == 31 ? outer : right.apply(outer);
+      hand_out(shared, map, outer, lane);
+    } else if (warp == 1 && next_ticket < tiles) {
+      // Meanwhile: the search for the next tile's rows, a chain of dependent loads when they are packed (13 % there).
+      const std::int64_t found = rows.find((tiles - 1 - std::int64_t(next_ticket)) * kTile, lane);
+      if (lane == 0) next_row = found;
     }
     __syncthreads();
 
     order = next_ticket;
+    first_row = next_row;
     for (int i = threadIdx.x; i < kTile / 32; i += kThreads) row_end[i] = 0;
-    float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
-      const State x = right_lanes[k].apply(segment_state[warp * kChunks + k]);
-      const unsigned some = ends >> (4 * k) & 15u;
-      if (some) {
-        finish<Map>(r[k], v[k], x, mask >> (4 * k), some, last >> (4 * k), start_x + k * 128, c);
-      } else {
-        finish<Map>(r[k], v[k], x, mask >> (4 * k), 0u, last >> (4 * k), start_x + k * 128, c);
-      }
+      finish_chunk(shared, k, r[k], v[k], mask, ends, last, c, right_lanes[k]);
       if (whole) {
-        const float4 a4 = make_float4(r[k][0], r[k][1], r[k][2], r[k][3]);
-        const float4 g4 = make_float4(v[k][0], v[k][1], v[k][2], v[k][3]);
-        __stcs(reinterpret_cast<float4*>(args.advantages + mine + k * 128), a4);
-        __stcs(reinterpret_cast<float4*>(args.returns + mine + k * 128), g4);
+        store(args.advantages + mine + k * 128, r[k]);
+        store(args.returns + mine + k * 128, v[k]);
       } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -328,91 +241,176 @@ __global__ void __launch_bounds__(kThreads, kBlocks) gae_kernel(GaeArgs args, Wo
           if (at < args.tokens) args.advantages[at] = r[k][i], args.returns[at] = v[k][i];
         }
       }
-      sum += (r[k][0] + r[k][1]) + (r[k][2] + r[k][3]);
     }
+    add_tile(r, mask, warp_partial, &work.partials[tile]);
+  }
+}
 
-    // Statistics: squares about the thread's own mean in float, everything beyond in double.
-    const int count = __popc(mask);
-    const float centre = count ? __fdividef(sum, static_cast<float>(count)) : 0.0f;
-    float square = 0.0f;
+// Token level, rows of one length: tile t holds rows t * rows_per_tile and after, the first span = rows_per_tile *
+// row_length places of its kTile. Span and tokens are multiples of 4, addresses of 16.
+template <int kChunks, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kBlocks) gae_rows_kernel(GaeArgs args, Partial* partials, Coefficients c,
+                                                                     int rows_per_tile, int tiles) {
+  __shared__ TileScan<TokenMap, kChunks> shared;
+  __shared__ unsigned row_end[TileScan<TokenMap, kChunks>::kTile / 32];
+  __shared__ Partial warp_partial[kWarps];
+
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int row_length = static_cast<int>(args.row_length), span = rows_per_tile * row_length;
+  let_next_kernel_start();
+  // Rows end at the same places of every tile.
+  for (int i = threadIdx.x; i < TileScan<TokenMap, kChunks>::kTile / 32; i += kThreads) row_end[i] = 0;
+  __syncthreads();
+  for (int row = threadIdx.x; row < rows_per_tile; row += kThreads) {
+    const int at = (row + 1) * row_length - 1;
+    atomicOr(&row_end[at / 32], 1u << (at % 32));
+  }
+  const int first_at = warp * (kChunks * 128) + lane * 4;
+
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const std::int64_t tile_start = std::int64_t(tile) * span, left = args.tokens - tile_start;
+    const std::int64_t mine = tile_start + first_at;
+    const int held = left < span ? static_cast<int>(left) : span;
+    float r[kChunks][4], v[kChunks][4];
+    unsigned mask = 0;
 #pragma unroll
     for (int k = 0; k < kChunks; ++k) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float d = mask >> (4 * k + i) & 1u ? r[k][i] - centre : 0.0f;
-        square = fmaf(d, d, square);
+      for (int i = 0; i < 4; ++i) r[k][i] = v[k][i] = 0.0f;
+      if (first_at + k * 128 < held) {
+        load(r[k], args.rewards + mine + k * 128);
+        load(v[k], args.values + mine + k * 128);
       }
     }
-    const double wide = centre;
-    const Partial part = warp_sum(count, sum, square + wide * (2.0 * sum - wide * count));
-    if (lane == 0) warp_partial[warp] = part;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if (first_at + k * 128 < held) mask |= load_mask(args.mask + mine + k * 128) << (4 * k);
+    }
+    for (int row = threadIdx.x; row < rows_per_tile; row += kThreads) {
+      const std::int64_t global_row = std::int64_t(tile) * rows_per_tile + row;
+      const bool there = args.bootstrap && global_row < args.rows;
+      shared.row_start_x[(row + 1) * row_length - 1] = there ? c.gamma * args.bootstrap[global_row] : 0.0f;
+    }
     __syncthreads();
-    if (threadIdx.x == 0) work.partials[tile] = block_sum(warp_partial);
+    unsigned ends = 0;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      const int at = first_at + k * 128;
+      ends |= (row_end[at / 32] >> (at % 32) & 15u) << (4 * k);
+    }
+    TokenMap right_lanes[kChunks];
+    scan_lanes(shared, r, v, mask, ends, 0u, c, right_lanes);
+    __syncthreads();
+    if (warp == 0) hand_out(shared, scan_segments(shared, lane), 0.0f, lane);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      finish_chunk(shared, k, r[k], v[k], mask, ends, 0u, c, right_lanes[k]);
+      if (first_at + k * 128 < held) {
+        store(args.advantages + mine + k * 128, r[k]);
+        store(args.returns + mine + k * 128, v[k]);
+      }
+    }
+    add_tile(r, mask, warp_partial, &partials[tile]);
   }
+}
 
-  // The block that finishes last adds the tiles' partials, in their order.
-  if (threadIdx.x == 0) {
-    __threadfence();
-    next_ticket = atomicAdd(&work.tickets[1], 1u);
-  }
-  __syncthreads();
-  if (next_ticket != gridDim.x - 1) return;
-  __threadfence();
+__global__ void __launch_bounds__(kThreads) clear_kernel(unsigned long long* words, std::int64_t count) {
+  let_next_kernel_start();
+  const std::int64_t i = std::int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < count) words[i] = 0;
+}
+
+// One block: the statistics, from the tiles' partials in their order.
+__global__ void __launch_bounds__(kThreads) stats_kernel(const Partial* partials, std::int64_t tiles, double* stats) {
+  __shared__ Partial warps[kWarps];
+  constexpr int kAhead = 4;  // loads in flight
+  await_previous_kernel();
   Partial all{0, 0, 0};
-  for (std::int64_t t = threadIdx.x; t < tiles; t += kThreads) {
-    all.count += __ldcg(&work.partials[t].count);
-    all.sum += __ldcg(&work.partials[t].sum);
-    all.square += __ldcg(&work.partials[t].square);
+  for (std::int64_t t = threadIdx.x; t < tiles; t += kAhead * kThreads) {
+    Partial part[kAhead];
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      const std::int64_t at = t + k * kThreads;
+      part[k] = Partial{0, 0, 0};
+      if (at < tiles) part[k] = {__ldcg(&partials[at].count), __ldcg(&partials[at].sum), __ldcg(&partials[at].square)};
+    }
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) {
+      all.count += part[k].count, all.sum += part[k].sum, all.square += part[k].square;
+    }
   }
   all = {warp_sum(all.count), warp_sum(all.sum), warp_sum(all.square)};
-  if (lane == 0) warp_partial[warp] = all;
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = all;
   __syncthreads();
   if (threadIdx.x == 0) {
-    all = block_sum(warp_partial);
+    all = block_sum(warps);
     const double mean = all.count > 0 ? all.sum / all.count : 0.0;
-    args.stats[0] = all.count;
-    args.stats[1] = mean;
-    args.stats[2] = fmax(0.0, all.square - all.sum * mean);
+    stats[0] = all.count;
+    stats[1] = mean;
+    stats[2] = fmax(0.0, all.square - all.sum * mean);
   }
 }
 
 // How much a tile holds and how many blocks share a multiprocessor.
-constexpr int kTokenChunks = 4, kTokenBlocks = 3;
+constexpr int kTokenChunks = 4, kTokenBlocks = 3, kRowsBlocks = 3;
 constexpr int kTurnChunks = 2, kTurnBlocks = 3;
+constexpr std::int64_t kTokenTile = kThreads * 4 * kTokenChunks, kTurnTile = kThreads * 4 * kTurnChunks;
+
+// On an H200 gae_rows_kernel takes 6.8 us and 20.2 ns a tile of its own, gae_kernel 11.4 us and 17.8 ns a tile, for it
+// loads ahead and leaves no part of a tile empty: the first is ahead by what 228 of its tiles take.
+constexpr std::int64_t kHeadStart = 228;
+constexpr double kTileRatio = 17.8 / 20.2;
 
 std::int64_t tiles_of(std::int64_t tokens, bool turns) {
-  const std::int64_t tile = kThreads * 4 * (turns ? kTurnChunks : kTokenChunks);
+  const std::int64_t tile = turns ? kTurnTile : kTokenTile;
   return (tokens + tile - 1) / tile;
 }
 
-constexpr std::size_t kHeader = 16;  // the two tickets
+constexpr std::size_t kHeader = 16;  // the ticket
 
-// What must be zero when the kernel starts: tickets and states.
+// What must be zero when gae_kernel starts: ticket and states.
 std::size_t zeroed_bytes(std::int64_t tiles, bool turns) {
   const std::size_t state = turns ? sizeof(TileWord<TurnMap>) : sizeof(TileWord<TokenMap>);
   return kHeader + static_cast<std::size_t>(tiles) * state;
 }
 
-int multiprocessors() {
-  int device = 0, count = 0;
-  MF_CUDA_CHECK("gae", cudaGetDevice(&device));
-  MF_CUDA_CHECK("gae", cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
+// Rows a tile of gae_rows_kernel, 0 where gae_kernel is the one to take. `aligned` as there.
+std::int64_t rows_per_tile(const GaeArgs& args, bool aligned) {
+  if (args.turn_id || args.cu_seqlens || !aligned || args.tokens % 4 != 0 || args.row_length > kTokenTile) return 0;
+  const std::int64_t unit = args.row_length % 4 == 0 ? 1 : args.row_length % 2 == 0 ? 2 : 4;
+  const std::int64_t rows = kTokenTile / args.row_length / unit * unit;
+  if (rows == 0) return 0;
+  const std::int64_t tiles = (args.rows + rows - 1) / rows;
+  return tiles <= kHeadStart + kTileRatio * tiles_of(args.tokens, false) ? rows : 0;
 }
 
 template <typename Map, int kChunks, int kBlocks>
-void launch(const GaeArgs& args, const Work& work, const Coefficients& c, std::int64_t tiles, bool aligned,
-            cudaStream_t stream) {
-  const std::int64_t resident = std::int64_t(kBlocks) * multiprocessors();
-  const auto blocks = static_cast<unsigned>(tiles < resident ? tiles : resident);
-  gae_kernel<Map, kChunks, kBlocks><<<blocks, kThreads, 0, stream>>>(args, work, c, tiles, aligned);
+void launch_scan(const GaeArgs& args, const Work& work, const Coefficients& c, std::int64_t tiles, bool aligned,
+                 std::size_t zeroed, cudaStream_t stream) {
+  const auto kernel = gae_kernel<Map, kChunks, kBlocks>;
+  const bool early = for_hopper("gae", reinterpret_cast<const void*>(kernel));
+  const std::int64_t resident = std::int64_t(kBlocks) * multiprocessors("gae"), words = zeroed / 8;
+  auto* const first = reinterpret_cast<unsigned long long*>(work.ticket);
+  launch("gae", clear_kernel, (words + kThreads - 1) / kThreads, kThreads, 0, stream, false, first, words);
+  launch("gae", kernel, tiles < resident ? tiles : resident, kThreads, 0, stream, early, args, work, c, tiles, aligned);
+  launch("gae", stats_kernel, 1, kThreads, 0, stream, early, work.partials, tiles, args.stats);
+}
+
+void launch_rows(const GaeArgs& args, std::int64_t rows, Partial* partials, const Coefficients& c, cudaStream_t stream) {
+  const auto kernel = gae_rows_kernel<kTokenChunks, kRowsBlocks>;
+  const bool early = for_hopper("gae", reinterpret_cast<const void*>(kernel));
+  const std::int64_t tiles = (args.rows + rows - 1) / rows;
+  const std::int64_t resident = std::int64_t(kRowsBlocks) * multiprocessors("gae");
+  launch("gae", kernel, tiles < resident ? tiles : resident, kThreads, 0, stream, false, args, partials, c, rows, tiles);
+  launch("gae", stats_kernel, 1, kThreads, 0, stream, early, partials, tiles, args.stats);
 }
 
 }  // namespace
 
 std::size_t gae_workspace(std::int64_t tokens, bool turns) {
   const std::int64_t tiles = tiles_of(tokens, turns);
-  return zeroed_bytes(tiles, turns) + static_cast<std::size_t>(tiles) * sizeof(Partial);
+  return zeroed_bytes(tiles, turns) + static_cast<std::size_t>(tiles + kHeadStart) * sizeof(Partial);
 }
 
 void gae(const GaeArgs& args, void* workspace, Stream on) {
@@ -424,23 +422,26 @@ void gae(const GaeArgs& args, void* workspace, Stream on) {
   }
   const std::int64_t tiles = tiles_of(args.tokens, turns);
   MF_CHECK(tiles < (std::int64_t(1) << 31), "tokens: expected fewer than 2^42, got ", args.tokens);
-  char* const memory = static_cast<char*>(workspace);
-  const std::size_t zeroed = zeroed_bytes(tiles, turns);
-  MF_CUDA_CHECK("gae", cudaMemsetAsync(memory, 0, zeroed, stream));
-  const Work work{reinterpret_cast<unsigned*>(memory), memory + kHeader, reinterpret_cast<Partial*>(memory + zeroed)};
   const auto f = [](double x) { return static_cast<float>(x); };
   const Coefficients c{f(args.gamma), f(args.gamma * args.lam), f(args.gamma * (1 - args.lam)),
                        f(args.token_gamma * args.token_lam), f(args.token_gamma * (1 - args.token_lam))};
-  const auto address = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p); };
-  const std::uintptr_t bits = address(args.rewards) | address(args.values) | address(args.advantages) |
-                              address(args.returns) | address(args.turn_id);
-  const bool aligned = bits % 16 == 0 && address(args.mask) % 4 == 0;
-  if (turns) {
-    launch<TurnMap, kTurnChunks, kTurnBlocks>(args, work, c, tiles, aligned, stream);
-  } else {
-    launch<TokenMap, kTokenChunks, kTokenBlocks>(args, work, c, tiles, aligned, stream);
+  std::uintptr_t bits = 0;
+  for (const void* p : {static_cast<const void*>(args.rewards), static_cast<const void*>(args.values),
+                        static_cast<const void*>(args.mask), static_cast<const void*>(args.turn_id),
+                        static_cast<const void*>(args.advantages), static_cast<const void*>(args.returns)}) {
+    bits |= reinterpret_cast<std::uintptr_t>(p);
   }
-  MF_CUDA_CHECK("gae", cudaGetLastError());
+  const bool aligned = bits % 16 == 0;
+  char* const memory = static_cast<char*>(workspace);
+  const std::size_t zeroed = zeroed_bytes(tiles, turns);
+  const Work work{reinterpret_cast<unsigned*>(memory), memory + kHeader, reinterpret_cast<Partial*>(memory + zeroed)};
+  if (const std::int64_t rows = rows_per_tile(args, aligned)) {
+    launch_rows(args, rows, work.partials, c, stream);
+  } else if (turns) {
+    launch_scan<TurnMap, kTurnChunks, kTurnBlocks>(args, work, c, tiles, aligned, zeroed, stream);
+  } else {
+    launch_scan<TokenMap, kTokenChunks, kTokenBlocks>(args, work, c, tiles, aligned, zeroed, stream);
+  }
 }
 
 }  // namespace manus_fast::cuda

@@ -1,5 +1,5 @@
 // The Hopper instructions that the fused kernels are made of, one thin function each: barriers in shared memory, the bulk
-// tensor copy, and the warpgroup matrix product. Device code for sm_90a only.
+// copies, and the warpgroup matrix product. Device code for sm_90 and, where it takes a matrix product, sm_90a only.
 #pragma once
 
 #include <cuda.h>
@@ -70,6 +70,14 @@ __device__ __forceinline__ void barrier_arrive_at(std::uint64_t* barrier, std::u
       "}\n" ::"r"(shared_address(barrier)),
       "r"(rank)
       : "memory");
+}
+
+// Copies `bytes`, a multiple of 16 as both addresses are, to shared memory and adds them to the barrier's count.
+__device__ __forceinline__ void copy_line(void* to, const void* from, std::uint32_t bytes, std::uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   shared_address(to)),
+               "l"(from), "r"(bytes), "r"(shared_address(barrier))
+               : "memory");
 }
 
 // Copies the box of the map at (x, y) to shared memory and adds its bytes to the barrier's count.
