@@ -397,12 +397,14 @@ void launch_scan(const GaeArgs& args, const Work& work, const Coefficients& c, s
   launch("gae", stats_kernel, 1, kThreads, 0, stream, early, work.partials, tiles, args.stats);
 }
 
-void launch_rows(const GaeArgs& args, std::int64_t rows, Partial* partials, const Coefficients& c, cudaStream_t stream) {
+void launch_rows(const GaeArgs& args, std::int64_t rows, Partial* partials, const Coefficients& c,
+                 cudaStream_t stream) {
   const auto kernel = gae_rows_kernel<kTokenChunks, kRowsBlocks>;
   const bool early = for_hopper("gae", reinterpret_cast<const void*>(kernel));
   const std::int64_t tiles = (args.rows + rows - 1) / rows;
   const std::int64_t resident = std::int64_t(kRowsBlocks) * multiprocessors("gae");
-  launch("gae", kernel, tiles < resident ? tiles : resident, kThreads, 0, stream, false, args, partials, c, rows, tiles);
+  const std::int64_t blocks = tiles < resident ? tiles : resident;
+  launch("gae", kernel, blocks, kThreads, 0, stream, false, args, partials, c, rows, tiles);
   launch("gae", stats_kernel, 1, kThreads, 0, stream, early, partials, tiles, args.stats);
 }
 

@@ -1,7 +1,8 @@
 // What the kernels of csrc/ops/gae.cu do with a tile of tokens in registers: maps, advantages, statistics.
 //
-// Chunk: the 128 tokens that a warp reads with one load, four neighbours a lane. Segment: a warp's chunk in the tile. Bit
-// 4 chunk + i of a lane's `mask`, `ends` and `last` is its i-th neighbour there: in the mask, last of its row, of its turn.
+// Chunk: the 128 tokens that a warp reads with one load, four neighbours a lane. Segment: a warp's chunk in the tile.
+// Bit 4 chunk + i of a lane's `mask`, `ends` and `last` is its i-th neighbour there: it is in the mask, the last of its
+// row, the last of its turn.
 #pragma once
 
 #include "ops/gae_scan.cuh"
@@ -83,11 +84,13 @@ struct TileScan {
   typename Map::State segment_state[kSegments];  // what reaches a segment from the right
 
   // This thread's place in row_start_x.
-  __device__ const float* start_x() const { return row_start_x + threadIdx.x / 32 * (kChunks * 128) + threadIdx.x % 32 * 4; }
+  __device__ const float* start_x() const {
+    return row_start_x + threadIdx.x / 32 * (kChunks * 128) + threadIdx.x % 32 * 4;
+  }
 };
 
-// First step, every thread: the maps of its neighbours, and `right_lanes`, of the lanes right of it in the segment. Chunks
-// without an end of a row, most of them, take the shorter code.
+// First step, every thread: the maps of its neighbours, and `right_lanes`, of the lanes right of it in the segment.
+// Chunks without an end of a row, most of them, take the shorter code.
 template <typename Map, int kChunks>
 __device__ __forceinline__ void scan_lanes(TileScan<Map, kChunks>& shared, const float (&r)[kChunks][4],
                                            const float (&v)[kChunks][4], unsigned mask, unsigned ends, unsigned last,

@@ -1,5 +1,5 @@
-// Kernels that overlap: from compute capability 9.0 on, one may be launched so that it starts while the kernel before it
-// in the stream still runs (programmatic dependent launch). A chain of short kernels then costs one launch, not several.
+// Kernels that overlap: from compute capability 9.0 on, one may be launched so that it starts while the kernel before
+// it in the stream still runs (programmatic dependent launch). A chain of short kernels then costs one launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -27,7 +27,7 @@ __device__ __forceinline__ void let_next_kernel_start() {
 }
 
 // Whether the code that runs on the current device is for Hopper or later. Not the same as the device's own capability:
-// a binary with older code only has that code compiled for the device when it is loaded, without the instructions above.
+// a binary that holds only older code has that compiled for the device when it is loaded, without what is above.
 inline bool for_hopper(const char* op, const void* kernel) {
   cudaFuncAttributes attributes{};
   MF_CUDA_CHECK(op, cudaFuncGetAttributes(&attributes, kernel));

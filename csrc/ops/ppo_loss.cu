@@ -1,9 +1,9 @@
 // Policy-gradient loss on the GPU: loss, gradient and every statistic in one pass that reads each input once.
 //
-// A fixed number of blocks walks the tokens, four neighbours a thread and step. Sums stay in registers until a thread has
-// seen all its tokens; then they meet in shared memory, and a last kernel of one block, launched early, adds the blocks'
-// sums in order. No atomics on floats: the same bits every time. That last kernel is 3.8 us faster than the block that
-// finishes last was, which had to load its sums in a chain, behind a fence, with a counter cleared beforehand.
+// A fixed number of blocks walks the tokens, four neighbours a thread and step. Sums stay in registers until a thread
+// has seen all its tokens; then they meet in shared memory, and a last kernel of one block, launched early, adds the
+// blocks' sums in order. No atomics on floats: the same bits every time. That last kernel is 3.8 us faster than the block
+// that finishes last was, which loaded its sums in a chain, behind a fence, with a counter cleared beforehand.
 //
 // The usual configuration, on Hopper, has its operands brought into shared memory by bulk copies, two steps ahead: they
 // stay in flight while a step is worked on, which registers cannot hold (2 us less than plain loads at 4M tokens, 13 us
@@ -196,7 +196,8 @@ struct Staging {
 static_assert(sizeof(SharedSums) <= sizeof(Stage) * kStages, "the sums take the place of the stages");
 
 // One thread: asks for the step at `first`, which is whole. The last two operands may be absent.
-[[maybe_unused]] __device__ __forceinline__ void request(const PpoLossArgs& args, std::int64_t first, Stage& stage, std::uint64_t* full) {
+[[maybe_unused]] __device__ __forceinline__ void request(const PpoLossArgs& args, std::int64_t first, Stage& stage,
+                                                         std::uint64_t* full) {
   const float* const from[kOperands] = {args.log_prob,   args.old_log_prob, args.advantages,   args.values,
                                         args.old_values, args.returns,      args.ref_log_prob, args.entropy,
                                         args.weights,    args.scale};
@@ -343,7 +344,8 @@ void ppo_loss(const PpoLossArgs& args, void* workspace, Stream on) {
   if (usual && aligned && hopper) {
     MF_CUDA_CHECK("ppo_loss", cudaFuncSetAttribute(ppo_loss_staged_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                    static_cast<int>(sizeof(Staging))));
-    launch("ppo_loss", ppo_loss_staged_kernel, blocks, kThreads, sizeof(Staging), stream, false, args, partials, bounds);
+    launch("ppo_loss", ppo_loss_staged_kernel, blocks, kThreads, sizeof(Staging), stream, false, args, partials,
+           bounds);
   } else {
     const auto kernel = usual                     ? ppo_loss_kernel<false, true>
                         : args.sequence_log_ratio ? ppo_loss_kernel<true, false>

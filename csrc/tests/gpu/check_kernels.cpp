@@ -2,10 +2,10 @@
 // sanitize`): neither Python nor torch is loaded, so that a tool needs seconds. Results are compared with the CPU
 // kernels and, for the product, with a loop in double, so that a run under a tool also says that the kernels worked.
 //
-//     mf_gpu_check [gae] [ppo_loss] [linear_logprob]
+//     mf_gpu_check [gae] [ppo_loss] [linear_logprob] [gae_large] [ppo_loss_large]
 //
 // Shapes are the smallest that reach every branch: more than one tile and block, ends inside a tile, rows that begin
-// inside one, lengths that do not allow 16-byte loads. Each array is an allocation of its own, which is what memcheck
+// inside one, lengths that do not allow 16-byte loads. The large ones give a block a second and third tile. Each array is an allocation of its own, which is what memcheck
 // can watch. Exit code 1 and a line that says what is wrong where a result is.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -129,7 +129,17 @@ void gae_case(std::int64_t rows, std::int64_t length, const std::vector<std::int
 void gae_cases() {
   gae_case(3, 4099, {});
   gae_case(5, 7, {});
+  gae_case(9, 1000, {});  // whole rows a block, the last tile not full
+  gae_case(6, 2, {});
   gae_case(0, 0, {0, 1, 1, 4096, 4100, 8999, 9001});
+}
+
+void gae_large_cases() {
+  gae_case(450, 4096, {});
+  gae_case(3, 700001, {});
+  std::vector<std::int32_t> boundaries = {0};
+  for (int row = 0; row < 2500; ++row) boundaries.push_back(boundaries.back() + row * 7919 % 1500);
+  gae_case(0, 0, boundaries);
 }
 
 // One case of ppo_loss: `terms` gives it values, a reference, an entropy and weights; `by_row` a ratio of the sequence.
@@ -200,6 +210,8 @@ void ppo_loss_cases() {
   ppo_loss_case(387, true, true);
   ppo_loss_case(1027, false, false);
 }
+
+void ppo_loss_large_cases() { ppo_loss_case(1000003, true, false); }
 
 std::vector<__nv_bfloat16> rounded(std::vector<float>& values) {
   std::vector<__nv_bfloat16> out(values.size());
@@ -306,7 +318,8 @@ int main(int count, char** names) {
   const struct {
     const char* name;
     void (*run)();
-  } ops[] = {{"gae", gae_cases}, {"ppo_loss", ppo_loss_cases}, {"linear_logprob", linear_logprob_cases}};
+  } ops[] = {{"gae", gae_cases}, {"ppo_loss", ppo_loss_cases}, {"linear_logprob", linear_logprob_cases},
+               {"gae_large", gae_large_cases}, {"ppo_loss_large", ppo_loss_large_cases}};
   set_num_threads(1);
   try {
     for (const auto& op : ops) {
