@@ -1,7 +1,7 @@
-"""Writes the README's results section, docs/results.md and the learning curves' table of docs/algorithms.md from
-benchmarks/results/*.json; nothing in them is typed by hand.
+"""Writes the README's results section, docs/results.md, the learning curves' table of docs/algorithms.md and the tables
+of docs/kernels.md from benchmarks/results/*.json; nothing in them is typed by hand.
 
-python -m benchmarks.tables            # rewrites README.md and docs/algorithms.md between markers, and docs/results.md
+python -m benchmarks.tables            # rewrites docs/results.md, and what stands between markers in the other three
 python -m benchmarks.tables --check    # exits with 1 where one of them differs
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import alfworld_tables, curves_tables, household_tables, preferences_tables
+from benchmarks import alfworld_tables, curves_tables, household_tables, kernels_tables, preferences_tables
 from benchmarks.data_tables import training
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,12 +194,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a file differs")
     arguments = parser.parse_args(argv)
-    readme, algorithms = ROOT / "README.md", ROOT / "docs" / "algorithms.md"
+    readme, algorithms, kernels = ROOT / "README.md", ROOT / "docs" / "algorithms.md", ROOT / "docs" / "kernels.md"
     curves = "".join(f"{line}\n" for record in _records("curves.json") for line in curves_tables.section(record))
     new = {
         readme: _between(readme.read_text(), RESULTS_MARKS, section()),
         ROOT / "docs" / "results.md": page(),
         algorithms: _between(algorithms.read_text(), CURVES_MARKS, curves),
+        kernels: kernels_tables.fill(kernels.read_text()),
     }
     for path, text in new.items():
         if not arguments.check:
