@@ -181,10 +181,10 @@ def replayed(rows: Sequence[Record]) -> list[str]:
         f"({rows[0]['engine']}; `python -m benchmarks.replay_alfworld`). A greedy policy that is answered alike plays",
         "alike, so the last column is its success there, in per cent:",
         "",
-        "| policy | games | commands | different answers | different outcomes | native | TextWorld |",
-        "|---|---|---|---|---|---|---|",
+        "| policy | split | games | commands | different answers | different outcomes | native | TextWorld |",
+        "|---|---|---|---|---|---|---|---|",
         *(
-            f"| {row['policy']} | {row['games']} | {row['steps']:,} | {row['different_answers']} "
+            f"| {row['policy']} | {row['split']} | {row['games']} | {row['steps']:,} | {row['different_answers']} "
             f"| {row['different_outcomes']} | {100 * row['success_native']:.1f} | {100 * row['success']:.1f} |"
             for row in rows
         ),

@@ -5,7 +5,7 @@
 A greedy policy is a function of the texts that it was shown. Where TextWorld answers each of its commands with the very
 text that the native engine gave, it would have said the same there, and its success in TextWorld is the one that is
 counted here. `benchmarks.bench_alfworld_training` writes the files: of each episode the task, the first observation and
-each command with its answer, as digests, and whether it succeeded.
+each command with its answer, as digests, and whether it succeeded. A run's trajectories.jsonl serves as well.
 
 Writes benchmarks/results/alfworld_replay.json. Needs the package alfworld.
 
@@ -18,6 +18,7 @@ benchmark, the second of them with `environment.backend=textworld`. Writes bench
 from __future__ import annotations
 
 import argparse
+import gzip
 import hashlib
 import json
 import time
@@ -49,6 +50,15 @@ def played(episode: Trajectory) -> dict[str, Any]:
         "commands": [turn.action for turn in episode.turns],
         "answers": [digest(text) for text in [*(t.observation for t in episode.turns[1:]), episode.final_observation]],
     }
+
+
+def read_played(path: Path) -> list[dict[str, Any]]:
+    """Episodes of a file that `write_played` or a training run (trajectories.jsonl) wrote, packed by gzip or not."""
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    records = [json.loads(line) for line in text.splitlines()]
+    for record in records:
+        record.pop("iteration", None)
+    return [played(Trajectory.from_json(record)) if "turns" in record else record for record in records]
 
 
 def write_played(path: Path, episodes: Sequence[Trajectory]) -> None:
@@ -119,10 +129,9 @@ def live(name: str, native: str, other: str) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", type=Path, help="played_….jsonl of the benchmark")
+    parser.add_argument("files", nargs="*", type=Path, help="played_….jsonl, or trajectories.jsonl of a run")
     parser.add_argument("--data", type=Path, help="folder of the games")
     parser.add_argument("--live", nargs=3, action="append", default=[], metavar=("NAME", "NATIVE", "TEXTWORLD"))
-    parser.add_argument("--split", default="valid_unseen")
     parser.add_argument("--stock", action="store_true", help="without what manus_fast memoises in TextWorld")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
     arguments = parser.parse_args(argv)
@@ -136,13 +145,15 @@ def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     from manus_fast.envs.alfworld.textworld import TextWorldEnv, engine_version
 
     root = find_root(arguments.data)
-    tasks = {task.id: task for task in find_tasks(root, arguments.split)}
     env = TextWorldEnv(root, 10_000, fast=not arguments.stock)
     engine, rows = engine_version(), []
     for path in arguments.files:
-        episodes = [json.loads(line) for line in path.read_text().splitlines()]
+        episodes = read_played(path)
+        splits = sorted({episode["task"].split("/")[1] for episode in episodes})
+        tasks = {task.id: task for split in splits for task in find_tasks(root, split)}
         began = time.monotonic()
-        row = {"policy": path.stem.removeprefix("played_"), "split": arguments.split, "engine": engine}
+        name = path.name.split(".")[0].removeprefix("played_")
+        row = {"policy": name, "split": ", ".join(splits), "engine": engine}
         row |= replay(episodes, tasks, env)
         row["losses"] = losses(episodes, tasks)
         rows.append(row | {"seconds": time.monotonic() - began})

@@ -1,11 +1,12 @@
 """Episodes that are played again in another engine, from made-up ones."""
 
+import gzip
 import json
 
 import numpy as np
 
 from benchmarks import alfworld_tables
-from benchmarks.replay_alfworld import digest, losses, main, played, replay, write_played
+from benchmarks.replay_alfworld import digest, losses, main, played, read_played, replay, write_played
 from manus_fast.agent.trajectory import Trajectory, Turn
 from manus_fast.envs.base import Task
 from manus_fast.evaluate import Report, TaskRecord, summarize
@@ -80,3 +81,10 @@ def test_lost_games_are_told_by_how_they_ended():
     assert found == {"heat": {"games": 4, "circles": 1, "refused": 1, "otherwise": 1}}
     lines = alfworld_tables.losses([{"policy": "gigpo", "losses": found}])
     assert lines[-2] == "| gigpo | heat | 4 | 3 | 1 | 1 | 1 |"
+
+
+def test_a_runs_own_trajectories_serve_too(tmp_path):
+    trajectory = episode(["go", "win"], True)
+    lines = json.dumps({"iteration": 3, **trajectory.to_json()}) + "\n" + json.dumps(played(trajectory)) + "\n"
+    (tmp_path / "trajectories.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    assert read_played(tmp_path / "trajectories.jsonl.gz") == [played(trajectory)] * 2
