@@ -122,9 +122,16 @@ def test_turn_level_counts_rewards_inside_a_turn_once(on):
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["token", "turn"])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (2, 129), (5, 1025), (1, 5000), (40, 33), (0, 5), (4, 0)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    # The last four on a GPU: whole rows a block, a tile not full, rows as long as a tile, more tiles than blocks.
+    [(1, 1), (3, 7), (2, 129), (5, 1025), (1, 5000), (0, 5), (4, 0), (40, 33), (9, 1000), (2, 4096), (450, 4096)],
+    ids=str,
+)
 def test_padded_against_float64(on, shape, turns):
     spare_the_interpreter(on, shape[0] * shape[1], shape[0])
+    if shape[0] * shape[1] > 2**20 and on[1] == "cpu":
+        pytest.skip("a size for the GPU")
     inputs, options = make(shape, turns=turns)
     check(run(on, inputs, options, 0.97, 0.9), spec(inputs, options, 0.97, 0.9))
 
@@ -149,6 +156,21 @@ def test_packed_equals_padded(on, turns):
     packed = run(on, flat, packed_options, 0.95, 0.9)
     for a, b in zip(padded[:2], packed[:2], strict=True):
         torch.testing.assert_close(a.reshape(-1), b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["token", "turn"])
+def test_arrays_that_allow_no_wide_loads(on, turns):
+    inputs, options = make((8, 250), turns=turns)
+    want = run(on, inputs, options, 0.95, 0.9)
+
+    def shifted(x):  # the same numbers, one element after an aligned address
+        return torch.cat([x.new_zeros(1), x.to(on[1]).reshape(-1)])[1:].view(x.shape)
+
+    moved = {name: shifted(x.to(on[1])) for name, x in inputs.items()}
+    if turns:
+        options["turn_id"] = shifted(options["turn_id"].to(on[1]))
+    for a, b in zip(run(on, moved, options, 0.95, 0.9), want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 def test_long_row_with_no_decay_keeps_its_digits(on):

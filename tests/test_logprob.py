@@ -10,7 +10,7 @@ from manus_fast.ops import dispatch, logprob, reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = [name for name in ("cpu", "triton") if dispatch.missing("logprob", name, DEVICE) is None]
-HALF = [torch.bfloat16] if DEVICE == "cpu" else [torch.bfloat16, torch.float16]
+HALF = [torch.bfloat16, torch.float16]
 SHAPES = [(1, 1), (1, 7), (7, 129), (5, 1025), (3, 5003)]
 if DEVICE == "cuda":
     SHAPES += [(129, 32000), (65, 151936)]
