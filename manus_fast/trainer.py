@@ -388,8 +388,8 @@ class Trainer:
 
 def _check_staleness(config: Config, collects: str) -> None:
     staleness = config.rollout.staleness
-    if staleness and (collects != "play" or Curriculum(config.curriculum).stages):
-        what = "a curriculum" if collects == "play" else f"training.collect: {collects}"
+    if staleness and (collects != "play" or len(Curriculum(config.curriculum).stages) > 1):
+        what = "a curriculum of several stages" if collects == "play" else f"training.collect: {collects}"
         raise ValueError(
             f"rollout.staleness: expected 0 with {what}, whose episodes cannot be begun ahead, got {staleness}"
         )

@@ -84,6 +84,16 @@ def test_figures_of_a_collection_are_over_the_episodes_that_did_not_fail():
     assert (found["train/turns"], found["train/tokens"], found["train/reward"]) == (2.0, 8.0, 0.5)
 
 
+def test_success_is_told_by_kind_where_there_are_several():
+    played = group(0, 1.0, 0.0, None) + group(1, 1.0)
+    for t, kind, won in zip(played, ("heat", "heat", "cool", "light"), (True, False, True, True), strict=True):
+        t.task_type, t.success = kind, won
+        t.turns = t.turns or [Turn([], [7], [], "stop")]
+    found = {name: value for name, value in summarise(played).items() if name.startswith("train_success")}
+    assert found == {"train_success/heat": 0.5, "train_success/light": 1.0}  # the episode that cools failed
+    assert not any(name.startswith("train_success") for name in summarise(played[:2]))
+
+
 def test_rewards_that_differ_by_rounding_are_equal():
     almost = group(0, 0.1 + 0.2, 0.3)
     assert almost[0].reward != almost[1].reward

@@ -310,8 +310,17 @@ def test_a_run_within_a_bound_reports_it(folder, tmp_path):  # noqa: F811
     assert trainer.player._ahead is None
 
 
+def test_a_single_stage_is_begun_ahead_in_its_own_worlds(folder, tmp_path):  # noqa: F811
+    trainer = make(folder, tmp_path, "rollout.staleness=1", "curriculum.rounds=[2]")
+    for _ in range(2):
+        trainer.update(trainer.collect())
+    played = trainer.collect().trajectories
+    assert trainer.player.stats.carried > 0 and max(len(t.turns) for t in played) == 2
+    trainer.player.stop()
+
+
 def test_what_cannot_be_begun_ahead_is_refused(folder, tmp_path):  # noqa: F811
-    with pytest.raises(ValueError, match=r"rollout\.staleness: expected 0 with a curriculum"):
+    with pytest.raises(ValueError, match=r"rollout\.staleness: expected 0 with a curriculum of several stages"):
         make(folder, tmp_path, "rollout.staleness=1", "curriculum.rounds=[1, 2]", "curriculum.steps=4")
     trainer = make(folder, tmp_path)
     with pytest.raises(ValueError, match=r"ahead: expected at most rollout\.staleness = 0 iterations, got 1"):

@@ -10,7 +10,8 @@ from manus_fast.agent.trajectory import Trajectory
 
 
 def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over the valid episodes (reward parts among them); failed ones are counted and in no mean."""
+    """Means over the valid episodes (reward parts among them, and success by kind of task where there are several);
+    failed ones are counted and in no mean."""
     valid = [t for t in trajectories if t.valid]
     numbers: dict[str, float] = {"train/episodes": len(trajectories), "train/failed": len(trajectories) - len(valid)}
     if not valid:
@@ -27,6 +28,10 @@ def summarise(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "train/format_rate": float(np.mean([turn.format_ok for turn in turns])),
         "train/repeat_rate": float(np.mean([repeat_rate([turn.ids for turn in t.turns]) for t in valid])),
     }
+    kinds = sorted({t.task_type for t in valid})
+    if len(kinds) > 1:
+        for kind in kinds:
+            numbers[f"train_success/{kind}"] = float(np.mean([t.success for t in valid if t.task_type == kind]))
     for name in sorted({name for t in valid for name in t.reward_parts}):
         numbers[f"reward/{name}"] = float(np.mean([t.reward_parts.get(name, 0.0) for t in valid]))
     return numbers
