@@ -4,9 +4,11 @@
 #
 # PYTHON=python3.12   another interpreter          VENV=path        another environment
 # MF_CUDA=OFF         leave the CUDA kernels out   PYTEST_ARGS=…    passed on to pytest
+# ARGS="--seed 1 --control sft.epochs=5"           passed on to manus-fast demo
 
 PYTHON ?= python3
 VENV ?= .venv
+ARGS ?=
 PYTEST_ARGS ?=
 MF_CUDA ?= AUTO
 export MF_CUDA

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from manus_fast.envs.base import AsyncEnvs, StepResult, Task
 from manus_fast.rollout.scheduler import Rollout
+from manus_fast.versions import cores
 
 MEASURED = Path(__file__).resolve().parent / "results" / "alfworld.json"
 
@@ -31,9 +31,9 @@ class Delay:
 
     @classmethod
     def measured(cls, workers: int | None = None) -> Delay:
-        """TextWorld's, as they were measured; by default a worker for each core of this machine."""
+        """TextWorld's, as they were measured; by default a worker for each core."""
         ms = json.loads(MEASURED.read_text())["ms"]["stock"]
-        return cls(ms["reset"] / 1e3, ms["step"] / 1e3, workers or os.cpu_count() or 1)
+        return cls(ms["reset"] / 1e3, ms["step"] / 1e3, workers or cores())
 
 
 class SlowWorlds:

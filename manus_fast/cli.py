@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
+import select
+import signal
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from manus_fast import __version__
 from manus_fast.commands import data, env, expert, machine, measure, models, play, preferences, search, serve, train
 from manus_fast.commands.common import Relaunch
-from manus_fast.errors import DONE, OURS, USERS, is_users_mistake, sentence, write_log
+from manus_fast.errors import DONE, OURS, USERS, Terminated, is_users_mistake, sentence, write_log
 from manus_fast.launch import launch
 
 app = typer.Typer(
@@ -67,7 +72,8 @@ def _global(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 0 done, 2 the user's mistake, 1 ours, 130 interrupted.
+    """Runs the command line and returns the exit code: 0 done, 2 the user's mistake, 1 ours; as a shell has it of a
+    program that a signal ended, 130 for Ctrl-C, 143 for SIGTERM, 141 where nobody reads the output any more.
 
     Args:
         arguments: without the program's name; None takes the process's own.
@@ -75,20 +81,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = _order(list(sys.argv[1:] if arguments is None else arguments))
     debug = "--debug" in words
     try:
-        code = app(words, prog_name="manus-fast", standalone_mode=False)
-        return code if isinstance(code, int) else DONE
+        with _sigterm():
+            return _invoke(words)
     except _UsageError as error:
         text = _usage(error)
         if text:
             print(f"manus-fast: {text}", file=sys.stderr)
         return USERS
-    except Relaunch as wish:
-        return launch(wish.ranks, words)
+    except Terminated:
+        print("manus-fast: ended by SIGTERM", file=sys.stderr)
+        return 128 + signal.SIGTERM
     except (KeyboardInterrupt, typer.Abort):
         print("manus-fast: interrupted", file=sys.stderr)
-        return 130
-    except Exception as error:  # every error ends here, as one sentence and an exit code
-        if debug:
+        return 128 + signal.SIGINT
+    except (Exception, SystemExit) as error:  # every error ends here, as one sentence and an exit code
+        if _nobody_reads(error):
+            return 128 + signal.SIGPIPE
+        if debug or isinstance(error, SystemExit):
             raise
         if is_users_mistake(error):
             print(f"manus-fast: {sentence(error)}", file=sys.stderr)
@@ -99,6 +108,54 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = "no room for the traceback, which --debug shows"
         print(f"manus-fast: {type(error).__name__}: {sentence(error)} ({where})", file=sys.stderr)
         return OURS
+
+
+def _invoke(words: list[str]) -> int:
+    """Runs a command. Not through typer's own `main`, which makes exit codes of some errors before we see them."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("manus-fast", words) as context:
+            command.invoke(context)
+        return DONE
+    except typer.Exit as end:
+        return end.exit_code
+    except Relaunch as wish:
+        ranks = wish.ranks
+    return launch(ranks, words)
+
+
+@contextmanager
+def _sigterm() -> Iterator[None]:
+    """SIGTERM ends what runs as Ctrl-C does. Only the main thread may say so; elsewhere it stays as it is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(_number: int, _frame: object) -> NoReturn:
+        raise Terminated
+
+    earlier = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def _nobody_reads(error: BaseException) -> bool:
+    """Whether an error came about since whoever read our output is gone, as in `manus-fast info | head -1`; the rest of
+    the output goes nowhere then."""
+    ended_by_rich = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+    if not ended_by_rich and not isinstance(error, BrokenPipeError):
+        return False
+    outputs = select.poll()
+    for descriptor in (1, 2):
+        outputs.register(descriptor, 0)
+    gone = [descriptor for descriptor, event in outputs.poll(0) if event & select.POLLERR]
+    for descriptor in gone:  # what is still in Python's buffers would fail once more at exit
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, descriptor)
+        os.close(nowhere)
+    return ended_by_rich or bool(gone)
 
 
 def _usage(error: Any) -> str:

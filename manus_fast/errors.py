@@ -24,6 +24,10 @@ class UserError(Exception):
     """A mistake that the user can mend; its text is the one sentence that they read."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a run as Ctrl-C does: files are left whole, workers are ended."""
+
+
 def is_users_mistake(error: BaseException) -> bool:
     """Whether the user can mend it: a UserError, a file that cannot be written, or a check of this package.
 

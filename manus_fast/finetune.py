@@ -86,7 +86,8 @@ class OfflineRun:
     def _train(self, objective: Objective) -> OfflineResult:
         block, training = self.block, self.config.training
         per_epoch = steps_per_epoch(objective.count, block.batch_size)
-        with Progress(block.block, block.epochs * per_epoch, silent=not self.ranks.first) as progress:
+        total, silent = block.epochs * per_epoch, not self.ranks.first
+        with Progress(block.block, total, silent=silent, max_seconds=block.time_limit) as progress:
 
             def on_step(state: OfflineState, stats: dict[str, float]) -> None:
                 checked = f"{block.block}/validation" in stats
@@ -96,7 +97,7 @@ class OfflineRun:
                 shown = {name: stats[f"{block.block}/{name}"] for name in names if f"{block.block}/{name}" in stats}
                 if state.history:
                     shown[self.validation_name] = state.history[-1][1]
-                progress.update(state.step, **shown)
+                progress.update(state.step, spent=state.seconds, **shown)
                 freq = {"no": 0, "steps": training.save_freq, "epoch": per_epoch}[training.save_strategy]
                 if freq and state.step and state.step % freq == 0:
                     self.save()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manus_fast import plan
-from manus_fast.versions import git_commit, versions
+from manus_fast.versions import cores, git_commit, versions
 
 if TYPE_CHECKING:
     from manus_fast.run_config import Config
@@ -245,4 +245,4 @@ def _memory() -> Check:
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return Check("memory", "note", "unknown on this system")
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    return Check("memory", "ok" if total >= 4 else "note", f"{total:.1f} GiB, {os.cpu_count()} CPUs")
+    return Check("memory", "ok" if total >= 4 else "note", f"{total:.1f} GiB, {cores()} CPUs")

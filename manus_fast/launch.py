@@ -12,7 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from manus_fast.errors import OURS, USERS
+from manus_fast.errors import OURS, USERS, Terminated
+from manus_fast.versions import cores
 
 # Seconds: between looks at the ranks; for the others to end by themselves once one has; to react to SIGTERM.
 _LOOK, _GRACE, _TERM = 0.1, 5.0, 10.0
@@ -60,7 +61,7 @@ def _environment(ranks: int) -> dict[str, str]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    threads = max(1, (os.cpu_count() or 1) // ranks)
+    threads = max(1, cores() // ranks)
     return {
         "OMP_NUM_THREADS": str(threads),
         **os.environ,
@@ -126,4 +127,4 @@ def _signal(number: int) -> str:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+    raise Terminated

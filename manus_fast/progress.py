@@ -44,6 +44,7 @@ class Progress:
         self._task: Any = None
         self._start = self._printed = time.monotonic()
         self._first: int | None = None
+        self._counted: float | None = None
 
     def __enter__(self) -> Progress:
         self._start = self._printed = time.monotonic()
@@ -68,9 +69,15 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, done: int, **figures: float | str) -> None:
-        """Shows `done` of the total; figures named success, *_rate or *_fraction are shown as per cent."""
+    def update(self, done: int, *, spent: float | None = None, **figures: float | str) -> None:
+        """Shows `done` of the total; figures named success, *_rate or *_fraction are shown as per cent.
+
+        Args:
+            done: in `unit`.
+            spent: seconds that count towards `max_seconds`, where not all of this object's life does.
+        """
         now = time.monotonic()
+        self._counted = spent
         if self._first is None:
             self._first = done  # a resumed run begins beyond 0: its pace counts from here
             self._paced = now
@@ -96,7 +103,7 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def _spent(self, now: float) -> float:
-        return self.seconds + now - self._start
+        return self.seconds + now - self._start if self._counted is None else self._counted
 
     def _timed(self, done: int, now: float) -> bool:
         """Whether it is the time that will end the run: then nobody knows how many steps it will have."""

@@ -66,14 +66,27 @@ class Ranks:
 _joined: Ranks | None = None
 
 
+def world_size() -> int:
+    """Ranks that a launcher started, 1 without one. Raises ValueError where WORLD_SIZE is no integer >= 1."""
+    return _integer("WORLD_SIZE", 1)
+
+
+def _integer(name: str, least: int, most: int = 10**6) -> int:
+    """A variable of the launcher; `least` where it is unset."""
+    text = os.environ.get(name, "").strip() or str(least)
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
+        raise ValueError(f"{name}: expected an integer from {least} to {most} from the launcher, got {text!r}")
+    return int(text)
+
+
 def connect() -> Ranks:
     """Joins the ranks that a launcher started; a run of one process where none did. Calling it again is fine.
 
     Raises:
-        ValueError: some of the launcher's variables are missing, or this rank has no GPU of its own.
+        ValueError: some of the launcher's variables are missing or no integers, or this rank has no GPU of its own.
     """
     global _joined
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    size = world_size()
     if size == 1:
         return Ranks()
     if _joined is not None:
@@ -81,12 +94,14 @@ def connect() -> Ranks:
     missing = [name for name in _VARIABLES if name not in os.environ]
     if missing:
         raise ValueError(f"WORLD_SIZE: expected {', '.join(_VARIABLES)} from the launcher, got no {missing[0]}")
+    _integer("RANK", 0, size - 1)
+    _integer("MASTER_PORT", 1, 65535)
     import torch
     import torch.distributed as dist
 
     kinds = "gloo"
     if torch.cuda.is_available():
-        local, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        local, gpus = _integer("LOCAL_RANK", 0), torch.cuda.device_count()
         if local >= gpus:
             raise ValueError(f"LOCAL_RANK: expected a rank for each of {gpus} GPUs at most, got rank {local}")
         torch.cuda.set_device(local)

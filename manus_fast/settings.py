@@ -1,7 +1,7 @@
 """The one reader of environment variables with the prefix MANUS_FAST_. Nothing is cached: each call reads them afresh.
 
 MANUS_FAST_BACKEND   auto (default) | reference | cpu | triton | cuda: which implementation the ops use.
-MANUS_FAST_THREADS   threads of the C++ pool, an integer >= 1; unset leaves the pool at the machine's core count.
+MANUS_FAST_THREADS   threads of the C++ pool, an integer from 1; unset: as many as there are cores for this process.
 MANUS_FAST_CACHE     folder for fetched models; unset: manus_fast in the user's cache folder.
 MANUS_FAST_OPENAI_BASE_URL     address of an OpenAI-compatible endpoint; unset: what the openai package takes by itself.
 MANUS_FAST_OPENAI_API_KEY      its key; unset: what the openai package takes by itself.
@@ -21,6 +21,9 @@ ENDPOINTS = {
 }
 """Who answers → the variables with its address and its key."""
 
+MAX_THREADS = 1024
+"""Of the C++ pool, which checks it too."""
+
 BACKENDS = ("auto", "reference", "cpu", "triton", "cuda")
 
 
@@ -33,12 +36,13 @@ def backend() -> str:
 
 
 def threads() -> int | None:
-    """The thread count asked for by MANUS_FAST_THREADS, None when unset. Raises ValueError when it is not >= 1."""
+    """The thread count asked for by MANUS_FAST_THREADS, None when unset. Raises ValueError for one out of range."""
     text = os.environ.get("MANUS_FAST_THREADS", "").strip()
     if not text:
         return None
-    if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"MANUS_FAST_THREADS: expected an integer >= 1, got '{text}'")
+    # isdigit alone also takes digits of other scripts and superscripts, which int refuses.
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and 1 <= int(text) <= MAX_THREADS):
+        raise ValueError(f"MANUS_FAST_THREADS: expected an integer from 1 to {MAX_THREADS}, got '{text}'")
     return int(text)
 
 

@@ -29,6 +29,11 @@ def versions() -> dict[str, str | None]:
     return found
 
 
+def cores() -> int:
+    """CPU cores that this process may run on: in a container or under taskset fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def git_commit() -> str | None:
     """The checkout's commit, with "+" where files differ from it; None outside a checkout or without git."""
     root = Path(__file__).resolve().parent.parent
@@ -47,7 +52,7 @@ def write_versions(folder: str | os.PathLike[str]) -> None:
         "packages": {name: version for name, version in versions().items() if version is not None},
         "commit": git_commit(),
         "platform": platform.platform(),
-        "cpus": os.cpu_count(),
+        "cpus": cores(),
     }
     (Path(folder) / "versions.json").write_text(json.dumps(record, indent=2) + "\n")
 

@@ -200,6 +200,14 @@ def test_a_place_that_cannot_be_written_to(capsys, policy, tmp_path, command):
         (["household", "--baseline", "./missing"], "found no folder at './missing'"),
         (["household", "--output_dir", "/dev/null/x"], "expected a folder that can be written to"),
         (["household", "agent.style=prose"], "agent.style: expected one of react, tags, act"),
+        (["household", "evaluation.freq=3"], "expected evaluation.split, tasks or temperature, got evaluation.freq"),
+        (["household", "evaluation.tasks=0"], "panel.limit: expected 1 to"),
+        (["household", "evaluation.split=test"], "split: expected one of"),
+        (
+            ["household", "ppo.gamma=0.5"],
+            "expected overrides of agent, endpoint, environment, evaluation, model, rollou",
+        ),
+        (["household", "training.seed=3"], "got 'training'; the flags --seed and --output_dir are there"),
     ],
 )
 def test_eval(capsys, policy, out, more, message):
@@ -229,3 +237,10 @@ def test_what_would_have_run_without_a_mistake(capsys, policy, out, tmp_path):
     report = json.loads((tmp_path / "eval" / "eval.json").read_text())
     assert len(report["tasks"]) == 3 and report["split"] == "valid_unseen" and report["suite"] == "household"
     assert "difference" in capsys.readouterr().out
+    more = ["evaluation.tasks=2", "evaluation.split=valid_seen", "evaluation.temperature=0.5", "--limit", "3"]
+    assert cli.main(["eval", "household", "--model_path", str(out / "model"), *more, "--output_dir", str(out)]) == 0
+    report = json.loads((out / "eval.json").read_text())
+    assert (len(report["tasks"]), report["split"], report["settings"]["temperature"]) == (2, "valid_seen", 0.5)
+    # The run's own config says 2 tasks of valid_seen for its checks: without an override that does not count.
+    assert cli.main(["eval", "household", "--model_path", str(out / "model"), "--output_dir", str(out)]) == 0
+    assert json.loads((out / "eval.json").read_text())["split"] == "valid_unseen"

@@ -2,15 +2,22 @@
 
 import errno
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+import typer
 
 from manus_fast import __version__, cli
 from manus_fast.commands import common
 from manus_fast.errors import UserError, is_users_mistake, sentence, write_log
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(*words, **more):
@@ -78,7 +85,7 @@ def raiser(error):
 
 
 def test_our_errors_are_one_line_with_a_log_and_exit_code_1(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "app", raiser(RuntimeError("the pool\nis gone")))
+    monkeypatch.setattr(cli, "_invoke", raiser(RuntimeError("the pool\nis gone")))
     assert cli.main(["info"]) == 1
     line = one_line(capsys.readouterr().err)
     found = re.fullmatch(r"manus-fast: RuntimeError: the pool is gone \(traceback in (\S+)\)", line)
@@ -97,13 +104,13 @@ def test_what_the_machine_refuses_is_one_sentence_and_exit_code_2(capsys, monkey
         (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
         (OSError(errno.EMFILE, "Too many open files", "x"), "x: Too many open files"),
     ):
-        monkeypatch.setattr(cli, "app", raiser(error))
+        monkeypatch.setattr(cli, "_invoke", raiser(error))
         assert cli.main(["info"]) == 2
         assert one_line(capsys.readouterr().err).startswith(f"manus-fast: {text}")
 
 
 def test_a_traceback_that_cannot_be_written_is_no_second_error(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "app", raiser(RuntimeError("lost")))
+    monkeypatch.setattr(cli, "_invoke", raiser(RuntimeError("lost")))
     monkeypatch.setattr("tempfile.mkstemp", raiser(OSError(errno.ENOSPC, "No space left on device")))
     assert cli.main(["info"]) == 1
     line = one_line(capsys.readouterr().err)
@@ -111,13 +118,77 @@ def test_a_traceback_that_cannot_be_written_is_no_second_error(capsys, monkeypat
 
 
 def test_debug_lets_the_error_through(monkeypatch):
-    monkeypatch.setattr(cli, "app", raiser(RuntimeError("x")))
+    monkeypatch.setattr(cli, "_invoke", raiser(RuntimeError("x")))
     with pytest.raises(RuntimeError):
         cli.main(["info", "--debug"])
 
 
+def run_command(monkeypatch, command):
+    """What `main` makes of a command of this body."""
+    from manus_fast.commands import machine
+
+    app = typer.Typer()
+    app.command("info")(lambda: command())  # typer makes options of parameters
+    app.command("doctor")(machine.doctor)
+    monkeypatch.setattr(cli, "app", app)
+    return cli.main(["info"])
+
+
+def test_signals_end_a_command_in_one_sentence(monkeypatch, capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    for number, code, text in ((signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")):
+        cleaned = []
+
+        def command(number=number, cleaned=cleaned):
+            try:
+                os.kill(os.getpid(), number)
+                time.sleep(5)
+            finally:
+                cleaned.append(True)
+
+        assert run_command(monkeypatch, command) == code and cleaned
+        assert one_line(capsys.readouterr().err) == f"manus-fast: {text}"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_exit_codes_of_commands(monkeypatch, capsys):
+    def leave(code):
+        raise typer.Exit(code)
+
+    assert run_command(monkeypatch, lambda: leave(3)) == 3 and run_command(monkeypatch, lambda: None) == 0
+    assert run_command(monkeypatch, raiser(EOFError("the worker is gone"))) == 1
+    assert "EOFError: the worker is gone" in capsys.readouterr().err
+    assert run_command(monkeypatch, raiser(BrokenPipeError(errno.EPIPE, "Broken pipe"))) == 1  # not of our output
+    assert "Broken pipe" in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # argparse of a benchmark
+        run_command(monkeypatch, raiser(SystemExit(2)))
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    """As `manus-fast … | head -1`: by plain writes and by rich's."""
+    code = (
+        "import sys, typer; from manus_fast import cli; from rich.console import Console\n"
+        "def info():\n    [{} for _ in range(20000)]\n"
+        "cli.app = typer.Typer(); cli.app.command('info')(info); cli.app.command('x')(lambda: None)\n"
+        "sys.exit(cli.main(['info']))"
+    )
+    for call in ("typer.echo('x' * 80)", "print('x' * 80)", "Console().print('x' * 80)"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", code.format(call)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.wait() == 141 and process.stderr.read() == b""
+        process.stderr.close()
+
+
+def test_bench_help_names_its_arguments(capsys):
+    assert cli.main(["bench", "--help"]) == 0
+    assert "Benchmark to run" in capsys.readouterr().out
+
+
 def test_interrupt(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "app", raiser(KeyboardInterrupt()))
+    monkeypatch.setattr(cli, "_invoke", raiser(KeyboardInterrupt()))
     assert cli.main(["info"]) == 130
     assert one_line(capsys.readouterr().err) == "manus-fast: interrupted"
 

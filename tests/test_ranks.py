@@ -12,7 +12,7 @@ import pytest
 from manus_fast.agent.trajectory import Turn
 from manus_fast.data.packing import micro_batches, own_packs
 from manus_fast.launch import launch
-from manus_fast.ranks import Ranks
+from manus_fast.ranks import Ranks, connect
 from manus_fast.rollout.scheduler import RolloutStats
 
 KINDS = ("ddp", "fsdp1", "fsdp2", "fsdp3")  # fsdp with its stage
@@ -130,6 +130,33 @@ def test_ranks_have_equally_many_packs_and_every_row_counts_once(ranks, rows):
     assert sorted(counted) == list(range(rows))
     if rows % ranks == 0 or rows > 2 * ranks:
         assert all(counts for part in own for _, counts in part) and len(packs) % ranks == 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE: expected an integer from 1 to 1000000 from the launcher, got 'abc'"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE: expected an integer from 1"),
+        ({"WORLD_SIZE": "²"}, "WORLD_SIZE: expected an integer from 1"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE: expected RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT from the launcher"),
+        ({"WORLD_SIZE": "2", "RANK": "2"}, "RANK: expected an integer from 0 to 1 from the launcher, got '2'"),
+        ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_PORT": "x"}, "MASTER_PORT: expected an integer from 1 to 65535"),
+    ],
+)
+def test_variables_of_a_launcher_that_make_no_sense(monkeypatch, variables, message):
+    rest = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} if len(variables) > 1 else {}
+    for name, value in {**rest, **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=message):
+        connect()
+
+
+def test_no_launcher_is_one_process(monkeypatch):
+    for value in (None, "", "1"):
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        if value is not None:
+            monkeypatch.setenv("WORLD_SIZE", value)
+        assert connect() == Ranks()
 
 
 def test_a_run_of_one_process_needs_no_channel():

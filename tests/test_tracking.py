@@ -243,6 +243,17 @@ def test_a_run_that_time_ends_shows_real_steps_and_the_time_left(monkeypatch, ca
     assert last == "ppo: 6,000 steps · done in 3 min 05 s"
 
 
+def test_only_the_time_that_counts_is_counted_where_it_is_told(monkeypatch, capsys):
+    """Of a training that its own seconds end, 60 here: checks between steps are not among them."""
+    clock = [100.0]
+    monkeypatch.setattr("manus_fast.progress.time.monotonic", lambda: clock[0])
+    progress = Progress("sft", total=1_000_000, terminal=False, max_seconds=60)
+    for wall, spent in ((80, 30.0), (80, 60.0)):
+        clock[0] += wall
+        progress.update(100, spent=spent)
+    assert capsys.readouterr().err.splitlines() == ["sft: 100 steps · 30 s left", "sft: 100 steps · done in 2 min 40 s"]
+
+
 def test_steps_are_counted_down_where_they_end_a_run_before_its_time_does(monkeypatch, capsys):
     clock = [100.0]
     monkeypatch.setattr("manus_fast.progress.time.monotonic", lambda: clock[0])

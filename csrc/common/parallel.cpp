@@ -1,6 +1,7 @@
 #include "common/parallel.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -198,6 +199,15 @@ struct EndPool {
   }
 };
 
+// Those that this process may run on: in a container or under taskset fewer than the machine has.
+int available_cores() {
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::clamp(CPU_COUNT(&set), 1, kMaxThreads);
+#endif
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
+}
+
 std::unique_ptr<Pool, EndPool> pool;
 std::atomic<int> wanted_threads{0};
 
@@ -210,11 +220,12 @@ std::atomic<int> wanted_threads{0};
 int num_threads() {
   const int wanted = wanted_threads.load();
   if (wanted > 0) return wanted;
-  return std::max(1u, std::thread::hardware_concurrency());
+  static const int cores = available_cores();
+  return cores;
 }
 
 void set_num_threads(int n) {
-  MF_CHECK(n >= 1, "num_threads: expected an integer >= 1, got ", n);
+  MF_CHECK(n >= 1 && n <= kMaxThreads, "num_threads: expected an integer from 1 to ", kMaxThreads, ", got ", n);
   wanted_threads.store(n);
 }
 

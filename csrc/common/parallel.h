@@ -9,7 +9,10 @@
 
 namespace manus_fast {
 
-// Number of threads that parallel_for may use (>= 1), the caller's included.
+inline constexpr int kMaxThreads = 1024;
+
+// Number of threads that parallel_for may use, from 1 to kMaxThreads, the caller's included: the cores that this process
+// may run on, as they were at the first call, or what was set.
 int num_threads();
 void set_num_threads(int n);
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from manus_fast.errors import UserError
+from manus_fast.ranks import world_size
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -101,11 +101,6 @@ def on_gpus(count: int | None) -> None:
     if torch.cuda.is_available() and torch.cuda.device_count() < count:
         raise UserError(f"--gpus: expected at most the {torch.cuda.device_count()} GPUs of this machine, got {count}")
     raise Relaunch(count)
-
-
-def world_size() -> int:
-    """Ranks that a launcher such as torchrun started, 1 without one."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def benchmarks(module: str) -> ModuleType:

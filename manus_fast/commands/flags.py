@@ -11,6 +11,7 @@ import typer
 
 from manus_fast.commands import common
 from manus_fast.errors import UserError
+from manus_fast.ranks import world_size
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Config overrides, such as ppo.gamma=0.95.")
@@ -135,7 +136,7 @@ def _batch_size(given: Mapping[str, Any]) -> int | None:
     total, per_device = given["batch_size"], given["per_device_train_batch_size"]
     if per_device is None:
         return total
-    built = per_device * (given["gradient_accumulation_steps"] or 1) * common.world_size()
+    built = per_device * (given["gradient_accumulation_steps"] or 1) * world_size()
     if total is not None and total != built:
         raise UserError(
             f"--batch_size: expected {built} (--per_device_train_batch_size x --gradient_accumulation_steps x ranks), "

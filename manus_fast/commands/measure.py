@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,10 @@ def evaluate(
     file = common.find_config(config, "") if config else common.config_beside(model)
     flags = {"environment.name": suite, "model.path": model, "rollout.engine": engine}
     settings = Config.load(file, common.overrides(flags, overrides or ()))
+    given = _given(overrides or ())
+    split = settings.evaluation.split if "split" in given else split
+    limit = settings.evaluation.tasks if "tasks" in given else limit
+    temperature = settings.evaluation.temperature if "temperature" in given else temperature
     if settings.rollout.engine == "openai":
         if baseline:
             raise UserError("--baseline: expected none beside --engine openai; evaluate both and use compare")
@@ -71,6 +76,27 @@ def evaluate(
     if len(reports) == 2:
         show.comparison(compare(reports[1], reports[0]))
     typer.echo(f"written to {folder}")
+
+
+def _given(overrides: Sequence[str]) -> set[str]:
+    """Keys of the `evaluation` block that the overrides set: the block of a run's config says how it was watched while
+    it trained, and only what is asked for here is taken from it.
+
+    Raises:
+        UserError: an override that an evaluation does not read.
+    """
+    from manus_fast.config import read_values
+
+    values = read_values(None, overrides)
+    read = ("agent", "endpoint", "environment", "evaluation", "model", "rollout")
+    for block, value in values.items():
+        if block not in read and (block, list(value)) != ("training", ["rollout_workers"]):
+            instead = "; the flags --seed and --output_dir are there" if block == "training" else ""
+            raise UserError(f"eval: expected overrides of {', '.join(read)}, got {block!r}{instead}")
+    keys = set(values.get("evaluation", ()))
+    if "freq" in keys:
+        raise UserError("eval: expected evaluation.split, tasks or temperature, got evaluation.freq")
+    return keys
 
 
 def _evaluate_teacher(
@@ -111,6 +137,7 @@ def compare(
 
 
 def bench(
+    context: typer.Context,
     op: Annotated[str | None, typer.Argument(metavar="OP", help="Benchmark to run; without one, lists them.")] = None,
     arguments: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Passed on to it.")] = None,
 ) -> None:
@@ -118,6 +145,9 @@ def bench(
     names = sorted(path.stem.removeprefix("bench_") for path in common.shipped("benchmarks").glob("bench_*.py"))
     if op is None:
         typer.echo("\n".join(names) or "no benchmarks are shipped here")
+        return
+    if op in ("--help", "-h"):  # after an OP it is the benchmark's own
+        typer.echo(context.get_help())
         return
     if op not in names:
         raise UserError(f"bench: expected one of {', '.join(names)}, got {op!r}")

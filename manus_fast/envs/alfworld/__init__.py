@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +22,7 @@ from manus_fast.envs.alfworld.textworld import TextWorldEnv, engine_version, rea
 from manus_fast.envs.base import AsyncEnvs, EnvBatch, InlineEnvs, Task, register
 from manus_fast.envs.batch import EnvList
 from manus_fast.envs.pool import WorkerPool
+from manus_fast.versions import cores
 
 _BACKENDS = ("native", "textworld", "auto")
 _INSTRUCTIONS = """You are in a household and have a task to complete. Commands:
@@ -114,7 +114,7 @@ class AlfWorld:
 
     def _make_pool(self, slots: int) -> WorkerPool:
         engine_version()
-        workers = min(slots, self.workers or os.cpu_count() or 1)
+        workers = min(slots, self.workers or cores())
         return WorkerPool(self._factory(), slots=slots, workers=workers, **self._pool)
 
     def make_async(self, slots: int) -> AsyncEnvs:
