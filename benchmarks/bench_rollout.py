@@ -253,10 +253,10 @@ def main(argv=None) -> list[dict]:
         "gap_of_trainer": figures["gap_of_trainer"],
         "idle_share_of_iteration": idle,
     }
+    if "--profile" in words and arguments.device == "cuda":
+        seen["kernel_idle_share"] = kernel_idle_share(setting)
     add("manus_fast", "update", seconds, None, **seen)
     add("manus_fast", "load", load, None)
-    if "--profile" in words and arguments.device == "cuda":
-        print(f"no kernel ran in {100 * kernel_idle_share(setting):.1f} % of a collection (profiled)", flush=True)
     if "--sleep" in words and arguments.device == "cuda":
         measure_sleep(setting)
     report.save(arguments.json)
