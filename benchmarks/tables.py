@@ -129,6 +129,7 @@ def _ops(rows: list[dict[str, Any]]) -> list[str]:
         "| op | case | pass | ours | | fastest peer | | ratio |",
         "|---|---|---|---|---|---|---|---|",
     ]
+    apart = False
     groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["op"], row["case"], row["pass"]), []).append(row)
@@ -142,11 +143,14 @@ def _ops(rows: list[dict[str, Any]]) -> list[str]:
             continue
         best, peer = (min(side, key=lambda row: row["ms"]) for side in (ours, peers))
         name = best["backend"].removeprefix("manus_fast ")
+        other = "" if best["commit"] == peer["commit"] else " †"
+        apart = apart or bool(other)
         lines.append(
-            f"| {op} | {case} | {kind} | **{best['ms']:.3g}** | {name} | {peer['ms']:.4g} | {peer['backend']} "
+            f"| {op} | {case} | {kind} | **{best['ms']:.3g}** | {name} | {peer['ms']:.4g} | {peer['backend']}{other} "
             f"| {peer['ms'] / best['ms']:.1f}× |"
         )
-    return [*lines, ""]
+    note = ["", "† The peer from an earlier run on another day, on the same kind of GPU."] if apart else []
+    return [*lines, *note, ""]
 
 
 def _demo(record: dict[str, Any]) -> list[str]:

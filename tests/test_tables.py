@@ -15,11 +15,23 @@ def test_readme_is_up_to_date():
 
 def test_the_fastest_of_each_side_is_shown():
     rows = [
-        {"op": "x", "case": "c", "pass": "fwd", "backend": backend, "ms": ms, "device": "D", "torch": "T"}
+        {
+            "op": "x",
+            "case": "c",
+            "pass": "fwd",
+            "backend": backend,
+            "ms": ms,
+            "device": "D",
+            "torch": "T",
+            "commit": "1",
+        }
         for backend, ms in (("manus_fast a", 2.0), ("manus_fast b", 1.0), ("eager", 9.0), ("compile", 4.0))
     ]
     line = tables._ops(json.loads(json.dumps(rows)))[-2]
     assert line == "| x | c | fwd | **1** | b | 4 | compile | 4.0× |"
+    rows[-1]["commit"] = "2"  # measured on another day: said
+    *_, line, _, note, _ = tables._ops(rows)
+    assert line == "| x | c | fwd | **1** | b | 4 | compile † | 4.0× |" and note.startswith("† ")
 
 
 def test_kernels_tables_stand_between_their_marks_and_nowhere_else():
