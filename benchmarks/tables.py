@@ -199,11 +199,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a file differs")
     arguments = parser.parse_args(argv)
     readme, algorithms, kernels = ROOT / "README.md", ROOT / "docs" / "algorithms.md", ROOT / "docs" / "kernels.md"
-    curves = "".join(f"{line}\n" for record in _records("curves.json") for line in curves_tables.section(record))
+    curves = [line for record in _records("curves.json") for line in curves_tables.section(record)]
+    curves = curves or ["No run of it is recorded in `benchmarks/results` yet."]
     new = {
         readme: _between(readme.read_text(), RESULTS_MARKS, section()),
         ROOT / "docs" / "results.md": page(),
-        algorithms: _between(algorithms.read_text(), CURVES_MARKS, curves),
+        algorithms: _between(algorithms.read_text(), CURVES_MARKS, "\n".join(curves) + "\n"),
         kernels: kernels_tables.fill(kernels.read_text()),
     }
     for path, text in new.items():
