@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from manus_fast.files import write_text
+
 T = TypeVar("T")
 
 
@@ -123,10 +125,7 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 def save_config(config: Any, path: str | os.PathLike[str]) -> None:
     """Writes the resolved config as JSON, whole or not at all."""
-    file = Path(path)
-    partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(to_dict(config), indent=2) + "\n")
-    partial.replace(file)
+    write_text(path, json.dumps(to_dict(config), indent=2) + "\n")
 
 
 def keys(cls: type[Any], prefix: str = "") -> Iterator[str]:

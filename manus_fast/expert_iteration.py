@@ -22,6 +22,7 @@ import torch
 
 from manus_fast.agent.trajectory import Trajectory
 from manus_fast.envs.base import Environment
+from manus_fast.files import whole, write_text
 from manus_fast.finetune import FineTune
 from manus_fast.learn.expert_iteration import imitation_rows, solved_episodes
 from manus_fast.learn.search_values import fit_values, load_values, save_values
@@ -147,15 +148,13 @@ class ExpertIteration(RoundsRun[Round]):
         trees = self.player.search(tasks, derive(_SEARCH, self.config.training.seed, number), settings, score)
         seconds = round(time.perf_counter() - began, 1)
         episodes = solved_episodes(trees, self.settings.keep)
-        with (folder / "trajectories.jsonl").open("w") as lines:
+        with whole(folder / "trajectories.jsonl") as lines:
             lines.writelines(json.dumps(episode.to_json()) + "\n" for episode in episodes)
         if self.settings.fit_values:
             save_values(fit_values(self.model, trees), folder / "value")
         solved = sum(tree.solution is not None for tree in trees)
         found = {"tasks": len(tasks), "solved": solved, "tokens": self.player.search_stats.tokens, "seconds": seconds}
-        partial = folder / ".search.json.partial"
-        partial.write_text(json.dumps(found) + "\n")
-        partial.replace(record)
+        write_text(record, json.dumps(found) + "\n")
         return found
 
     def _values(self, number: int) -> tuple[SearchConfig, Any]:

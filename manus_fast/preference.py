@@ -18,6 +18,7 @@ import torch
 from manus_fast.agent.context import ChatFormat, Context
 from manus_fast.data.preferences import Preference, RowPair, fingerprint, load_preferences, preference_rows
 from manus_fast.envs.base import Environment
+from manus_fast.files import write_text
 from manus_fast.finetune import FineTuned, OfflineRun, PlayedRun, warn_of_skipped
 from manus_fast.learn.dpo import DPOObjective
 from manus_fast.learn.offline import OfflineResult
@@ -128,7 +129,7 @@ class RewardTune(OfflineRun):
         found = self._accuracy()
         if self.ranks.first:
             record = {"accuracy": found, "pairs": len(kept), "held_out": len(self._held)}
-            (self.folder / "accuracy.json").write_text(json.dumps(record) + "\n")
+            write_text(self.folder / "accuracy.json", json.dumps(record) + "\n")
         return RewardTuned(result, found, len(self._held))
 
     def validate(self) -> float:

@@ -26,6 +26,7 @@ from typing import Any
 from manus_fast.data.preferences import Preference, fingerprint, load_preferences, save_preferences
 from manus_fast.data.rollout_pairs import episode_pairs
 from manus_fast.envs.base import Environment
+from manus_fast.files import write_text
 from manus_fast.finetune import warn_of_skipped
 from manus_fast.preference import PreferenceTune
 from manus_fast.rounds import RoundsRun
@@ -160,9 +161,7 @@ class PreferenceRounds(RoundsRun[PreferenceRound]):
                 "pairs": len(pairs),
                 "dropped": dict(dropped),
             }
-            partial = folder / ".played.json.partial"
-            partial.write_text(json.dumps(found) + "\n")
-            partial.replace(record)
+            write_text(record, json.dumps(found) + "\n")
         dropped = Counter()
         pairs = list(load_preferences(str(file), dropped))
         warn_of_skipped(dropped)

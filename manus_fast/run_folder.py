@@ -100,9 +100,17 @@ def _locked(path: Path) -> int:
         if _is(descriptor, path):
             break
         os.close(descriptor)  # whoever held it has just removed the file, and somebody may lock a new one
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    except OSError as error:
+        path.unlink()
+        os.close(descriptor)
+        raise ValueError(
+            f"training.output_dir: expected a folder that can be written to, got {str(path.parent)!r} "
+            f"({error.strerror})"
+        ) from error
     _descriptors.add(descriptor)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return descriptor
 
 

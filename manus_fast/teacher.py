@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from manus_fast.agent.messages import MessageContext
 from manus_fast.agent.trajectory import Trajectory
 from manus_fast.envs.base import Environment, Task
+from manus_fast.files import write_text
 from manus_fast.player import Play, play_specs
 from manus_fast.rollout.endpoint import find_teacher
 from manus_fast.rollout.engines.openai import OpenAIEngine
@@ -132,7 +133,7 @@ class TeacherPlayer(Play):
                 episode = Trajectory.from_json(record)
                 self._finished[(episode.task, episode.seed)] = episode
         if self._settings is None:
-            file.write_text(json.dumps(settings, indent=1) + "\n")
+            write_text(file, json.dumps(settings, indent=1) + "\n")
             self._settings = settings
         differing = sorted(name for name in settings if settings[name] != self._settings.get(name))
         if differing:

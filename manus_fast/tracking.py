@@ -10,11 +10,14 @@ import json
 import logging
 import math
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
+
+from manus_fast.files import whole
 
 _log = logging.getLogger(__name__)
 
@@ -43,11 +46,9 @@ class JsonLines:
     def __init__(self, path: Path, key: str, until: int | None = None):
         self.last: dict[str, Any] | None = None
         """Of the records from before."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        with partial.open("w") as kept:
+        with whole(path) as kept:
             for self.last in _records_up_to(path, key, until) if until is not None and path.is_file() else ():
                 kept.write(json.dumps(self.last) + "\n")
-        partial.replace(path)
         self._file = path.open("a")
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -84,7 +85,9 @@ class TensorBoardTracker:
         from torch.utils.tensorboard import SummaryWriter
 
         purge = None if resume_step is None else resume_step + 1
+        before = set(threading.enumerate())
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        _quieten(set(threading.enumerate()) - before)
 
     def log(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -229,6 +232,17 @@ class Tracking:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Records of a run's metrics.jsonl."""
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _quieten(threads: set[threading.Thread]) -> None:
+    """Keeps the traceback of these threads off the terminal: the tracker tells what they met at its next record."""
+    before = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.thread not in threads:
+            before(arguments)
+
+    threading.excepthook = hook
 
 
 def _records_up_to(path: Path, key: str, until: int) -> Iterator[dict[str, Any]]:

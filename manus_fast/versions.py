@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import manus_fast
+from manus_fast.files import write_text
 
 PACKAGES = (
     "torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "omegaconf", "tensorboard", "wandb",
@@ -54,7 +55,7 @@ def write_versions(folder: str | os.PathLike[str]) -> None:
         "platform": platform.platform(),
         "cpus": cores(),
     }
-    (Path(folder) / "versions.json").write_text(json.dumps(record, indent=2) + "\n")
+    write_text(Path(folder) / "versions.json", json.dumps(record, indent=2) + "\n")
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -33,6 +33,7 @@ LAYERS = [
 LEAVES = {
     "config",
     "checkpoint",
+    "files",
     "tracking",
     "progress",
     "profile",

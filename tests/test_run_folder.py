@@ -59,6 +59,18 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path, holder)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lock_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(ValueError, match=r"folder that can be written to, got .* \(No space left on device\)"):
+            Lock(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    Lock(tmp_path).release()
+
+
 def test_one_process_shares_a_lock_and_leaves_nothing(tmp_path):
     one, two = Lock(tmp_path), Lock(tmp_path / ".." / tmp_path.name)
     one.release()

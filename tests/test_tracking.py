@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+import time
 import types
 
 import numpy as np
@@ -79,6 +80,26 @@ def test_samples_are_cut_back_to_the_resumed_iteration(tmp_path):
         file.write('{"iteration": 4, "te')
     assert run(2, 3) == [1, 1, 2, 2, 3, 3]
     assert run(0, 1) == [1, 1]
+
+
+def test_tensorboard_on_a_full_disk_is_one_warning(tmp_path, monkeypatch, caplog, capfd):
+    """Its writer is a thread, whose traceback would stand between the lines of a run."""
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    tracking = Tracking(tmp_path, tensorboard=True)
+    monkeypatch.setattr(RecordWriter, "write", full)
+    for step in range(100):
+        tracking.log(step, {"a/b": 1})
+        time.sleep(0.01)
+        if caplog.records:
+            break
+    tracking.close()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("TensorBoard is switched off") and "No space left" in record.getMessage()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_samples_on_a_full_disk_are_switched_off(tmp_path, caplog):

@@ -10,6 +10,7 @@ import typer
 from manus_fast.commands import common, show
 from manus_fast.commands.flags import ConfigFile, Overrides
 from manus_fast.errors import UserError
+from manus_fast.files import write_text
 
 
 def distill(
@@ -71,8 +72,8 @@ def distill(
         "stopped": stopped,
     }
     rows = "".join(json.dumps(row.to_json(), ensure_ascii=False) + "\n" for row in result.rows)
-    (player.folder / "train.jsonl").write_text(rows, encoding="utf-8")
-    (player.folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    write_text(player.folder / "train.jsonl", rows)
+    write_text(player.folder / "report.json", json.dumps(report, indent=2) + "\n")
     show.endpoint(player.resumed, figures)
     for reason, count in report["dropped"].items():
         typer.echo(f"dropped {count}: {reason}")

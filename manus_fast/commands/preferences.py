@@ -12,6 +12,7 @@ import typer
 from manus_fast.commands import common, flags, show
 from manus_fast.commands.flags import ConfigFile, EnvName, ModelPath, Overrides, load_settings, trains
 from manus_fast.commands.train import tell
+from manus_fast.files import whole
 from manus_fast.ranks import connect
 
 Out = Annotated[str, typer.Option("--out", help="The file to write.")]
@@ -79,7 +80,7 @@ def collect(
     episodes = player.collect(chosen, 0, members)
     file = Path(out)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("w") as lines:
+    with whole(file) as lines:
         for episode in episodes:
             lines.write(json.dumps(episode.to_json()) + "\n")
     won = sum(episode.success for episode in episodes)

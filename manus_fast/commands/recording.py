@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manus_fast.errors import UserError
+from manus_fast.files import write_text
 
 if TYPE_CHECKING:
     from manus_fast.agent.protocol import Protocol
@@ -61,9 +62,7 @@ class Record:
         if not entries:
             self.unfinished.unlink(missing_ok=True)
             return
-        partial = self.file.with_name(f".{self.file.name}.partial")
-        partial.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-        partial.replace(self.unfinished)
+        write_text(self.unfinished, "".join(json.dumps(entry) + "\n" for entry in entries))
 
     def add(self, env: str, system: str, steps: Sequence[Step], protocol: Protocol) -> int:
         """Adds the game to the file and returns how many that holds. Ids are numbered: a task may be played twice.

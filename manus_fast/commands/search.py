@@ -12,6 +12,7 @@ import typer
 from manus_fast.commands import common, show
 from manus_fast.commands.flags import ConfigFile, ModelPath, Overrides
 from manus_fast.errors import UserError
+from manus_fast.files import whole
 
 if TYPE_CHECKING:
     from manus_fast.search.base import Tree
@@ -105,7 +106,7 @@ def search(
     stats = player.search_stats
     report.settings = {"search": dataclasses.asdict(settings.search), "seed": seed, **stats.metrics()}
     report.save(folder / "eval.json")
-    with (folder / "trajectories.jsonl").open("w") as lines:
+    with whole(folder / "trajectories.jsonl") as lines:
         for tree in trees:
             lines.write(json.dumps(tree.trajectory(env=environment.name).to_json()) + "\n")
     show.report(report)

@@ -29,6 +29,7 @@ from manus_fast.data.normalise import rewritten
 from manus_fast.data.react import keep_trainable, message_rows
 from manus_fast.data.schema import MAX_CONTENT, MalformedRow, encodable
 from manus_fast.data.sources.pairs import published_pair
+from manus_fast.files import whole
 
 LEVELS = ("step", "trajectory")
 _SIDES = ("chosen", "rejected")
@@ -259,13 +260,11 @@ def save_preferences(items: Iterable[Preference], path: str | Path) -> int:
     """Writes preferences.jsonl, whole or not at all, and returns how many lines it has."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f".{file.name}.partial")
     count = 0
-    with partial.open("w") as out:
+    with whole(file) as out:
         for item in items:
             out.write(json.dumps(item.to_json()) + "\n")
             count += 1
-    partial.replace(file)
     return count
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from manus_fast.agent.trajectory import Trajectory
 from manus_fast.envs.base import Task
+from manus_fast.files import write_text
 
 SCHEMA = "manus_fast.eval.v1"
 _Z95 = 1.959963984540054
@@ -124,10 +125,7 @@ class Report:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes eval.json, whole or not at all."""
-        file = Path(path)
-        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-        partial.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
-        partial.replace(file)
+        write_text(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
