@@ -294,13 +294,20 @@ def _write_manifest(folder: Path, step: int) -> None:
 
 def _replace(partial: Path, target: Path) -> None:
     aside = target.with_name(f".{target.name}.replaced.partial")
-    if target.exists():
-        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
+    if os.path.lexists(target):
+        _delete(aside)  # of a run that was killed
         target.rename(aside)
     partial.rename(target)
     _flush(target.parent)
-    if aside.exists():
-        shutil.rmtree(aside)
+    _delete(aside)
+
+
+def _delete(path: Path) -> None:
+    """Whatever a user may have put there: a folder, a file, a link (not what it leads to), nothing."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _remove(folder: Path) -> None:

@@ -22,7 +22,7 @@ from manus_fast.player import Play, play_specs
 from manus_fast.rollout.endpoint import find_teacher
 from manus_fast.rollout.engines.openai import OpenAIEngine
 from manus_fast.rollout.journal import Journal, read_lines
-from manus_fast.run_folder import prepare_folder
+from manus_fast.run_folder import Lock, prepare_folder
 
 if TYPE_CHECKING:
     from manus_fast.run_config import Config
@@ -54,6 +54,7 @@ class TeacherPlayer(Play):
         super().__init__(config, environment)
         self.context = MessageContext(config.agent.context, config.agent.window)
         self.folder = prepare_folder(folder)
+        self._lock = Lock(self.folder)  # two runs would each pay for what the other has paid for
         self._settings: dict[str, Any] | None = None
         self._finished: dict[tuple[str, int], Trajectory] = {}
         self.resumed = 0
@@ -109,6 +110,7 @@ class TeacherPlayer(Play):
 
     def close(self) -> None:
         self.engine.close()
+        self._lock.release()
 
     def _claim(self, temperature: float, seed: int) -> None:
         """Makes the folder this run's own, or checks that it is, and reads what is there."""

@@ -210,3 +210,21 @@ def test_a_model_folder_is_replaced_as_a_whole(tmp_path):
     (tmp_path / ".model.partial" / "old").write_text("")
     checkpoint.save_model(target, Part("d"))
     assert [path.name for path in target.iterdir()] == ["d"] and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_model_folder_takes_the_place_of_whatever_is_there(tmp_path):
+    target, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mine").write_text("")
+    for make in (
+        lambda: target.write_text("a file"),
+        lambda: target.symlink_to(elsewhere),
+        lambda: target.symlink_to(tmp_path / "nowhere"),
+    ):
+        make()
+        checkpoint.save_model(target, Part("a"))
+        assert target.is_dir() and not target.is_symlink() and [path.name for path in target.iterdir()] == ["a"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "model"]
+        (target / "a").unlink()
+        target.rmdir()
+    assert (elsewhere / "mine").exists()
