@@ -297,7 +297,12 @@ def _replace(partial: Path, target: Path) -> None:
     if os.path.lexists(target):
         _delete(aside)  # of a run that was killed
         target.rename(aside)
-    partial.rename(target)
+    try:
+        partial.rename(target)
+    except BaseException:  # a signal between the two
+        if os.path.lexists(aside) and not os.path.lexists(target):
+            aside.rename(target)
+        raise
     _flush(target.parent)
     _delete(aside)
 

@@ -160,6 +160,9 @@ class TrainingConfig:
         ):
             if getattr(self, name) < 1:
                 raise ValueError(f"training.{name}: expected an integer >= 1, got {getattr(self, name)}")
+        if not self.output_dir.strip():
+            raise ValueError("training.output_dir: expected a folder, got none")
+        self.output_dir = os.path.expanduser(self.output_dir)  # a shell leaves the ~ of key=~/folder alone
         if self.save_trajectories < 0:
             raise ValueError(f"training.save_trajectories: expected an integer >= 0, got {self.save_trajectories}")
         if not 0 <= self.seed < 1 << 63:

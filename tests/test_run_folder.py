@@ -13,6 +13,7 @@ import torch
 
 from manus_fast import checkpoint
 from manus_fast.ranks import Ranks
+from manus_fast.run_config import Config
 from manus_fast.run_folder import LOCK_FILE, Lock, open_run
 
 HOLDER = """
@@ -212,6 +213,32 @@ def test_a_model_folder_is_replaced_as_a_whole(tmp_path):
     assert [path.name for path in target.iterdir()] == ["d"] and list(tmp_path.iterdir()) == [target]
 
 
+def test_a_signal_between_two_renames_brings_the_earlier_model_back(tmp_path, monkeypatch):
+    target = tmp_path / "model"
+    checkpoint.save_model(target, Part("a"))
+    rename = Path.rename
+
+    def interrupted(path, to):
+        if path.name == ".model.partial":
+            raise KeyboardInterrupt
+        return rename(path, to)
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save_model(target, Part("b"))
+    assert [path.name for path in target.iterdir()] == ["a"] and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_demo_is_refused_where_another_one_runs(tmp_path, holder):
+    from manus_fast import demo
+
+    config = Path(__file__).resolve().parents[1] / "configs" / "demo_household.yaml"
+    (tmp_path / "sft").mkdir()
+    with pytest.raises(ValueError, match="no other run writes to"):
+        demo.run(config, tmp_path)
+    assert (tmp_path / "sft").is_dir()
+
+
 def test_a_model_folder_takes_the_place_of_whatever_is_there(tmp_path):
     target, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -228,3 +255,10 @@ def test_a_model_folder_takes_the_place_of_whatever_is_there(tmp_path):
         (target / "a").unlink()
         target.rmdir()
     assert (elsewhere / "mine").exists()
+
+
+def test_the_folder_of_a_run_is_named_and_may_begin_with_a_tilde(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert Config.load(None, ["training.output_dir=~/runs"]).training.output_dir == "/home/somebody/runs"
+    with pytest.raises(ValueError, match=r"training.output_dir: expected a folder, got none"):
+        Config.load(None, ['training.output_dir=""'])
