@@ -156,8 +156,10 @@ def _ops(rows: list[dict[str, Any]]) -> list[str]:
 def _demo(record: dict[str, Any]) -> list[str]:
     first = record["rows"][0]
     tasks, types = first["tasks"], len(first["ppo_against_sft"]["per_type"])
+    jobs, cpus = record["jobs"], record["cpus"]
+    where = f"{jobs} runs side by side on {cpus} CPU cores" if jobs > 1 else f"a run at a time on {cpus} CPU cores"
     lines = [
-        f"The demo, {record['jobs']} runs side by side on {record['cpus']} CPU cores: success in per cent on the",
+        f"The demo, {where}: success in per cent on the",
         f"{tasks} tasks of valid_unseen, {types} task types (`{record['command']}` at commit {record['commit']},",
         "with that commit's settings).",
         "",
