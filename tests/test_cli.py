@@ -136,6 +136,7 @@ def run_command(monkeypatch, command):
 
 def test_signals_end_a_command_in_one_sentence(monkeypatch, capsys):
     before = signal.getsignal(signal.SIGTERM)
+    inherited = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
     for number, code, text in ((signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")):
         cleaned = []
 
@@ -149,6 +150,7 @@ def test_signals_end_a_command_in_one_sentence(monkeypatch, capsys):
         assert run_command(monkeypatch, command) == code and cleaned
         assert one_line(capsys.readouterr().err) == f"manus-fast: {text}"
     assert signal.getsignal(signal.SIGTERM) is before
+    signal.signal(signal.SIGINT, inherited)
 
 
 def test_exit_codes_of_commands(monkeypatch, capsys):

@@ -152,7 +152,7 @@ def test_prompt_and_observation_tokens_take_no_part():
     config = DPOConfig(batch_size=1, beta=0.2, sft_coef=0.5)
     short, figures = gradients(config, pairs=[RowPair([row], [other])])
     extended, same = gradients(config, pairs=[RowPair([longer], [other])])
-    assert same == pytest.approx(figures, rel=1e-5)
+    assert same == pytest.approx(figures, rel=1e-5, abs=1e-5)  # differences of sums of some log-probs
     for name, gradient in short.items():
         torch.testing.assert_close(extended[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 

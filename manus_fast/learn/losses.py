@@ -25,7 +25,7 @@ class PPOConfig:
     advantage: str = "turn"
     """turn | token | episode (need a critic) | return | grpo | rloo | gigpo (do not)."""
     critic: str | None = None
-    """none | shared | separate; null: shared where the advantage needs a critic, else none."""
+    """shared | separate: of an advantage that needs a critic (null: shared); the others train none."""
     gamma: float = 0.99
     lam: float = 0.95
     token_gamma: float = 1.0
@@ -139,7 +139,7 @@ class PPOConfig:
     @property
     def critic_kind(self) -> str:
         """none | shared | separate."""
-        return self.critic or ("shared" if self.advantage in CRITIC_KINDS else "none")
+        return (self.critic or "shared") if self.advantage in CRITIC_KINDS else "none"
 
     @property
     def filters_groups(self) -> bool:
