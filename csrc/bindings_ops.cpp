@@ -134,6 +134,39 @@ SlotAttentionArgs slot_attention_args(Arguments& a) {
   return args;
 }
 
+template <typename Number>
+LogitRows<Number> logit_rows(Arguments& a) {
+  LogitRows<Number> args{};
+  args.logits = a.array<const Number>("logits");
+  args.target = a.array<const std::int64_t>("target");
+  args.temperature = a.array<const Number>("temperature");
+  args.one_temperature = a.get<Number>("one_temperature");
+  args.rows = a.get<std::int64_t>("rows");
+  args.vocabulary = a.get<std::int64_t>("vocabulary");
+  args.stride = a.get<std::int64_t>("stride");
+  args.top = a.array<Number>("top");
+  args.log_total = a.array<Number>("log_total");
+  args.entropy = a.array<Number>("entropy");
+  return args;
+}
+
+template <typename Number>
+LogitRows<Number> logit_rows_forward(Arguments& a) {
+  LogitRows<Number> args = logit_rows<Number>(a);
+  args.log_prob = a.array<Number>("log_prob");
+  return args;
+}
+
+template <typename Number>
+LogitRows<Number> logit_rows_backward(Arguments& a) {
+  LogitRows<Number> args = logit_rows<Number>(a);
+  args.grad_log_prob = a.array<const Number>("grad_log_prob");
+  args.grad_entropy = a.array<const Number>("grad_entropy");
+  args.gradient = a.array<Number>("gradient");
+  args.gradient_stride = a.get<std::int64_t>("gradient_stride");
+  return args;
+}
+
 #if MF_BUILD_CUDA
 cuda::LogitTileArgs logit_tile_args(Arguments& a) {
   cuda::LogitTileArgs args{};
@@ -231,6 +264,10 @@ void register_ops(py::module_& module) {
   define(module, "ppo_loss_cpu", &ppo_loss_args, &cpu::ppo_loss);
   define(module, "group_advantages_cpu", &group_args, &cpu::group_advantages);
   define(module, "slot_attention_cpu", &slot_attention_args, &cpu::slot_attention);
+  define(module, "logprob_statistics_cpu", &logit_rows_forward<float>, &cpu::logprob_statistics<float>);
+  define(module, "logprob_statistics_cpu_double", &logit_rows_forward<double>, &cpu::logprob_statistics<double>);
+  define(module, "logprob_gradient_cpu", &logit_rows_backward<float>, &cpu::logprob_gradient<float>);
+  define(module, "logprob_gradient_cpu_double", &logit_rows_backward<double>, &cpu::logprob_gradient<double>);
 #if MF_BUILD_CUDA
   define_cuda(module, "gae_cuda", &gae_args, &cuda::gae);
   define_cuda(module, "ppo_loss_cuda", &ppo_loss_args, &cuda::ppo_loss);

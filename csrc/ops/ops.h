@@ -89,6 +89,26 @@ struct GroupArgs {
   float* advantages;             // [E]
 };
 
+// Rows of logits z under softmax(z / T). Number: float or double. Rows with target < 0 are ignored.
+template <typename Number>
+struct LogitRows {
+  const Number* logits;            // [rows, vocabulary], rows `stride` apart
+  const std::int64_t* target;      // [rows], below vocabulary
+  const Number* temperature;       // [rows], or null: one_temperature
+  Number one_temperature;
+  std::int64_t rows, vocabulary, stride;
+  // Of each row: the largest logit, and log sum e^((z - top) / T). Apart, for under a large common offset their sum would
+  // lose the digits of the second. Written by logprob_statistics, read by logprob_gradient, as entropy is.
+  Number* top;                     // [rows]
+  Number* log_total;               // [rows]
+  Number* entropy;                 // [rows], or null: not asked for
+  Number* log_prob;                // [rows], written by logprob_statistics
+  const Number* grad_log_prob;     // [rows]
+  const Number* grad_entropy;      // [rows], or null: zero
+  Number* gradient;                // [rows, vocabulary], rows `gradient_stride` apart; may be the logits
+  std::int64_t gradient_stride;
+};
+
 // One new token per sequence against a cache with one slot per sequence; query head g of a group shares the key head.
 constexpr std::int64_t kMaxHeadDim = 256;
 struct SlotAttentionArgs {
@@ -108,6 +128,10 @@ void gae(const GaeArgs& args);
 void ppo_loss(const PpoLossArgs& args);
 void group_advantages(const GroupArgs& args);
 void slot_attention(const SlotAttentionArgs& args);
+template <typename Number>
+void logprob_statistics(const LogitRows<Number>& args);
+template <typename Number>
+void logprob_gradient(const LogitRows<Number>& args);
 }  // namespace cpu
 
 #if MF_BUILD_CUDA

@@ -58,8 +58,12 @@ TABLE: dict[str, dict[str, str]] = {
 # `auto` on a device takes the first of these that the op has and the machine can run.
 PREFERENCE = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton", "reference")}
 
-# Backends written in terms of the compiled extension; the other "cpu" implementations are plain torch.
-NEEDS_EXTENSION = {("gae", "cpu"), ("ppo_loss", "cpu"), ("group_advantages", "cpu"), ("slot_attention", "cpu")}
+# Backends written in terms of the compiled extension, and the function of it that each calls first.
+NEEDS_EXTENSION = {
+    ("linear_logprob", "cpu"): "logprob_statistics_cpu",
+    ("logprob", "cpu"): "logprob_statistics_cpu",
+    **{(op, "cpu"): f"{op}_cpu" for op in ("gae", "ppo_loss", "group_advantages", "slot_attention")},
+}
 
 _forced: list[str] = []
 
@@ -109,7 +113,7 @@ def missing(op: str, backend: str, device: torch.device | str, dtype: torch.dtyp
         return f"it takes CPU tensors and the tensors are on {kind}"
     if ((op, backend) in NEEDS_EXTENSION or backend == "cuda") and extension() is None:
         return "the extension manus_fast._C is not built (pip install .)"
-    if (op, backend) in NEEDS_EXTENSION and not hasattr(extension(), f"{op}_cpu"):
+    if (op, backend) in NEEDS_EXTENSION and not hasattr(extension(), NEEDS_EXTENSION[op, backend]):
         return "manus_fast._C was built from an older source (build it again)"
     if backend == "cuda":
         if not extension().build["cuda"]:

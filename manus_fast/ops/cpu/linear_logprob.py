@@ -8,7 +8,7 @@ converted to float32 first (a float32 copy of the weight exists during each pass
 import torch
 from torch.autograd.function import once_differentiable
 
-from manus_fast.ops.cpu.logprob import chunk_rows, compute_dtype, row_gradient_, row_statistics_, scale_rows_
+from manus_fast.ops.cpu.logprob import Rows, chunk_rows, compute_dtype
 
 KEEP_BYTES = 256 << 20
 
@@ -23,59 +23,50 @@ class _LinearLogprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, target, temperature, entropy, softcap, keep_bytes):
         dtype = compute_dtype(hidden.dtype)
-        vocabulary = weight.shape[0]
+        vocabulary, per_row = weight.shape[0], isinstance(temperature, torch.Tensor)
         wide_weight = weight.to(dtype)
         wide_bias = None if bias is None else bias.to(dtype)
-        outputs = torch.zeros(4, hidden.shape[0], dtype=dtype)
-        chunks = list((target >= 0).nonzero()[:, 0].split(chunk_rows(vocabulary, dtype)))
-        kept = []
-        for rows in chunks:
+        log_prob, row_entropy = (torch.zeros(hidden.shape[0], dtype=dtype) for _ in range(2))
+        chunks, kept = [], []
+        for rows in (target >= 0).nonzero()[:, 0].split(chunk_rows(vocabulary, dtype)):
+            if not len(rows):
+                continue  # what split makes of nothing
             z = _logits(hidden[rows].to(dtype), wide_weight, wide_bias, softcap)
+            state = Rows(target[rows], temperature[rows] if per_row else temperature, entropy, dtype)
+            state.read(z)
+            chunks.append((rows, state))
             if sum(k.nbytes for k in kept) + z.nbytes <= keep_bytes:
                 kept.append(z)
-                z = z.clone()
-            scale_rows_(z, temperature, rows)
-            log_prob, row_entropy, top, log_total = row_statistics_(z, target[rows], entropy)
-            outputs[0, rows], outputs[2, rows], outputs[3, rows] = log_prob, top, log_total
+            log_prob[rows] = state.log_prob
             if entropy:
-                outputs[1, rows] = row_entropy
-        ctx.save_for_backward(hidden, weight, bias, target, *outputs[1:].unbind())
-        ctx.temperature, ctx.softcap, ctx.chunks, ctx.kept = temperature, softcap, chunks, kept
+                row_entropy[rows] = state.entropy
+        ctx.save_for_backward(hidden, weight, bias)
+        ctx.softcap, ctx.chunks, ctx.kept = softcap, chunks, kept
         ctx.set_materialize_grads(False)
-        return outputs[0].clone(), outputs[1].clone() if entropy else None
+        return log_prob, row_entropy if entropy else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_log_prob, grad_entropy):
-        hidden, weight, bias, target, entropy, top, log_total = ctx.saved_tensors
+        hidden, weight, bias = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        dtype = top.dtype
+        dtype = compute_dtype(hidden.dtype)
         if grad_log_prob is None:
-            grad_log_prob = torch.zeros_like(top)
+            grad_log_prob = hidden.new_zeros(hidden.shape[0], dtype=dtype)
         wide_weight = weight.to(dtype)
         wide_bias = None if bias is None else bias.to(dtype)
         grad_hidden = torch.zeros_like(hidden) if need_hidden else None
         grad_weight = torch.zeros(weight.shape, dtype=dtype) if need_weight else None
         grad_bias = torch.zeros(weight.shape[0], dtype=dtype) if need_bias else None
-        for index, rows in enumerate(ctx.chunks):
+        for index, (rows, state) in enumerate(ctx.chunks):
             hidden_rows = hidden[rows].to(dtype)
-            if index < len(ctx.kept):
-                capped = ctx.kept[index]
-            else:
-                capped = _logits(hidden_rows, wide_weight, wide_bias, ctx.softcap)
-            dz = scale_rows_(capped.clone(), ctx.temperature, rows)
-            row_gradient_(
-                dz,
-                target[rows],
-                top[rows],
-                log_total[rows],
-                entropy[rows],
-                grad_log_prob[rows],
-                None if grad_entropy is None else grad_entropy[rows],
-            )
-            scale_rows_(dz, ctx.temperature, rows)
+            kept = index < len(ctx.kept)  # and stays for another pass through the graph
+            z = ctx.kept[index] if kept else _logits(hidden_rows, wide_weight, wide_bias, ctx.softcap)
+            to = z if not kept and ctx.softcap is None else torch.empty_like(z)
+            upstream = (grad_log_prob[rows], None if grad_entropy is None else grad_entropy[rows])
+            dz = state.gradient(z, *upstream, to)
             if ctx.softcap is not None:
-                dz.mul_(1 - (capped / ctx.softcap).square_())
+                dz.mul_(1 - (z / ctx.softcap).square_())
             if need_hidden:
                 grad_hidden[rows] = (dz @ wide_weight).to(hidden.dtype)
             if need_weight:

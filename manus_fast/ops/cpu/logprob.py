@@ -1,16 +1,15 @@
-"""CPU log-prob and entropy from logits in bounded chunks of rows, with a written backward.
+"""CPU log-prob and entropy from logits: csrc/ops/logprob_cpu.cpp under autograd.
 
-The formulas, for z = logits / T, p = softmax(z), upstream gradients g (log-prob) and h (entropy), target t:
-    log_prob = z_t - lse(z)        entropy = lse(z) - Σ p z
-    d/dlogits_j = [ g·(1{j = t} - p_j) - h·p_j·(log p_j + entropy) ] / T
+float32 and float64 logits are read where they lie; fp16 and bf16 in bounded chunks of rows, converted to float32.
 """
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from manus_fast.ops import dispatch
+from manus_fast.ops.cpu.gae import pointer
+
 CHUNK_BYTES = 64 << 20
-# Stands for a log-probability of -inf: its exp is exactly 0, and its product with 0 and any gradient is 0, not NaN.
-IMPOSSIBLE = -1e4
 
 
 def chunk_rows(vocabulary: int, dtype: torch.dtype) -> int:
@@ -23,90 +22,87 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def row_statistics_(z: torch.Tensor, target: torch.Tensor, entropy: bool):
-    """Log-prob `[R]`, entropy `[R]` or None, maximum `[R]` and log-sum-exp over it `[R]` of z `[R, V]`, overwritten.
+class Rows:
+    """What the forward learns of rows of logits `[R, V]`, and their gradient.
 
-    The maximum and the rest stay apart, for under a large common offset their sum would lose the digits of the rest.
+    target int64 `[R]`, negative for a row to ignore; temperature: a number or a tensor `[R]`; dtype: of the logits,
+    float32 or float64. log_prob, entropy (None when not asked for), top and log_total are `[R]` of that type.
     """
-    top = z.amax(1)
-    z.sub_(torch.where(top == -torch.inf, 0.0, top)[:, None])
-    z_target = z.gather(1, target[:, None])[:, 0]
-    if not entropy:
-        log_total = z.exp_().sum(1).log_()
-        return z_target - log_total, None, top, log_total
-    z.clamp_(min=IMPOSSIBLE)
-    e = z.exp()
-    total = e.sum(1)
-    log_total = total.log()
-    return z_target - log_total, log_total - e.mul_(z).sum(1) / total, top, log_total
 
+    def __init__(self, target: torch.Tensor, temperature, entropy: bool, dtype: torch.dtype):
+        self.target = target.contiguous()
+        per_row = isinstance(temperature, torch.Tensor)
+        self.temperature = temperature.to(dtype).contiguous() if per_row else None
+        self.one_temperature = 1.0 if per_row else float(temperature)
+        self.log_prob, self.top, self.log_total, *rest = torch.empty(4 if entropy else 3, len(target), dtype=dtype)
+        self.entropy = rest[0] if rest else None
+        self.suffix = "_double" if dtype == torch.float64 else ""
 
-def row_gradient_(z, target, top, log_total, entropy, grad_log_prob, grad_entropy):
-    """Turns z `[R, V]` into the gradient with respect to z, in place. `grad_entropy` None means zero."""
-    z.sub_(top[:, None]).sub_(log_total[:, None])
-    if grad_entropy is None:
-        z.exp_().mul_(-grad_log_prob[:, None])
-    else:
-        z.clamp_(min=IMPOSSIBLE)
-        p = z.exp()
-        # -p (g + h (log p + entropy))
-        z.add_(entropy[:, None]).mul_(-grad_entropy[:, None]).sub_(grad_log_prob[:, None])
-        z.mul_(p)
-    return z.scatter_add_(1, target[:, None], grad_log_prob[:, None])
+    def read(self, logits: torch.Tensor, rows: slice = slice(None)) -> None:
+        """Fills log_prob, entropy, top and log_total of `rows` from their logits."""
+        function = getattr(dispatch.extension(), f"logprob_statistics_cpu{self.suffix}")
+        function(**self._arguments(logits, rows), log_prob=pointer(self.log_prob[rows]))
 
+    def gradient(self, logits, grad_log_prob, grad_entropy, to, rows: slice = slice(None)) -> torch.Tensor:
+        """The gradient of the logits of `rows`, written to `to`, which may be the logits. grad_entropy None: zero."""
+        upstream = [None if g is None else g[rows].contiguous() for g in (grad_log_prob, grad_entropy)]
+        function = getattr(dispatch.extension(), f"logprob_gradient_cpu{self.suffix}")
+        function(
+            **self._arguments(logits, rows), grad_log_prob=pointer(upstream[0]), grad_entropy=pointer(upstream[1]),
+            gradient=pointer(to), gradient_stride=to.stride(0),
+        )  # fmt: skip
+        return to
 
-def scale_rows_(z: torch.Tensor, temperature, rows) -> torch.Tensor:
-    """Divides z `[R, V]` by the temperature, a number or a tensor of which `rows` are these rows'."""
-    if isinstance(temperature, torch.Tensor):
-        return z.div_(temperature[rows].to(z.dtype)[:, None])
-    return z if temperature == 1.0 else z.div_(temperature)
+    def _arguments(self, logits, rows) -> dict:
+        def part(x):
+            return pointer(None if x is None else x[rows])
+
+        return {
+            "logits": pointer(logits), "stride": logits.stride(0), "rows": logits.shape[0],
+            "vocabulary": logits.shape[1], "target": part(self.target), "temperature": part(self.temperature),
+            "one_temperature": self.one_temperature, "top": part(self.top), "log_total": part(self.log_total),
+            "entropy": part(self.entropy),
+        }  # fmt: skip
 
 
 class _Logprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, target, temperature, entropy, inplace_backward):
         dtype = compute_dtype(logits.dtype)
-        outputs = torch.zeros(4, logits.shape[0], dtype=dtype)
-        rows_at_once = chunk_rows(logits.shape[1], dtype)
-        valid = (target >= 0).nonzero()[:, 0]
-        for rows in valid.split(rows_at_once):
-            z = scale_rows_(logits[rows].to(dtype), temperature, rows)
-            log_prob, row_entropy, top, log_total = row_statistics_(z, target[rows], entropy)
-            outputs[0, rows], outputs[2, rows], outputs[3, rows] = log_prob, top, log_total
-            if entropy:
-                outputs[1, rows] = row_entropy
-        ctx.save_for_backward(logits, target, *outputs[1:].unbind())
-        ctx.temperature, ctx.inplace, ctx.rows_at_once = temperature, inplace_backward, rows_at_once
+        state = Rows(target, temperature, entropy, dtype)
+        parts = _parts(logits, dtype)
+        for rows in parts:
+            state.read(logits[rows].to(dtype), rows)
+        ctx.save_for_backward(logits)
+        ctx.state, ctx.parts, ctx.inplace = state, parts, inplace_backward
         ctx.set_materialize_grads(False)
-        return outputs[0].clone(), outputs[1].clone() if entropy else None
+        return state.log_prob.clone(), state.entropy.clone() if entropy else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_log_prob, grad_entropy):
-        logits, target, entropy, top, log_total = ctx.saved_tensors
-        if grad_log_prob is None:
-            grad_log_prob = torch.zeros_like(top)
-        gradient = logits if ctx.inplace else torch.empty_like(logits)
-        for rows in torch.arange(logits.shape[0]).split(ctx.rows_at_once):
-            valid = target[rows] >= 0
-            rows_valid = rows[valid]
-            z = scale_rows_(logits[rows_valid].to(top.dtype), ctx.temperature, rows_valid)
-            row_gradient_(
-                z,
-                target[rows_valid],
-                top[rows_valid],
-                log_total[rows_valid],
-                entropy[rows_valid],
-                grad_log_prob[rows_valid],
-                None if grad_entropy is None else grad_entropy[rows_valid],
-            )
-            gradient[rows_valid] = scale_rows_(z, ctx.temperature, rows_valid).to(gradient.dtype)
-            gradient[rows[~valid]] = 0
+        (logits,), state = ctx.saved_tensors, ctx.state
+        grad_log_prob = torch.zeros_like(state.top) if grad_log_prob is None else grad_log_prob
+        gradient = logits if ctx.inplace else torch.empty_like(logits, memory_format=torch.contiguous_format)
+        if ctx.inplace:  # the kernel writes past autograd: whoever else needs the logits is told
+            torch.autograd.graph.increment_version(logits)
+        for rows in ctx.parts:
+            wide = logits[rows].to(state.top.dtype)
+            own = wide.dtype != logits.dtype  # a chunk of our own, overwritten and rounded back
+            written = state.gradient(wide, grad_log_prob, grad_entropy, wide if own else gradient[rows], rows)
+            if own:
+                gradient[rows] = written
         return gradient, None, None, None, None
 
 
+def _parts(logits, dtype) -> list[slice]:
+    """Rows at a time: all where nothing is converted."""
+    step = max(1, len(logits)) if logits.dtype == dtype else chunk_rows(logits.shape[1], dtype)
+    return [slice(i, min(i + step, len(logits))) for i in range(0, len(logits), step)]
+
+
 def logprob(logits, target, *, temperature=1.0, entropy=True, inplace_backward=False):
-    """`manus_fast.ops.logprob` on the CPU; arguments already checked. One chunk of float32 rows is held at a time."""
+    """`manus_fast.ops.logprob` on the CPU; arguments already checked."""
     if isinstance(temperature, torch.Tensor):
         temperature = temperature.detach()
     return _Logprob.apply(logits, target, temperature, entropy, inplace_backward)
