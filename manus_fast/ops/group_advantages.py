@@ -7,6 +7,7 @@ equations 3-8. Nothing here loops over groups in Python or copies to the host.
 import torch
 
 from manus_fast.ops import dispatch
+from manus_fast.ops.checks import check_tensors, is_finite
 
 KINDS = ("grpo", "dr_grpo", "rloo")
 UNITS = ("trajectory", "step")
@@ -24,7 +25,8 @@ def group_advantages(
 ) -> torch.Tensor:
     """Advantage of each entry within its group, float32 `[E]`.
 
-    rewards: float32 `[E]`; NaN marks an entry that failed or only pads: it enters no statistics and its advantage is 0.
+    rewards: float32 `[E]` (float64 runs on the reference); NaN marks an entry that failed or only pads: it enters no
+      statistics and its advantage is 0.
     group: int64 `[E]`, equal ids belong together, in any order.
     kind: "grpo" (R - mean) / (std + eps) with Bessel's correction; "dr_grpo" R - mean; "rloo" n / (n - 1) * (R - mean).
     trajectory: int64 `[E]`, which trajectory each entry (a row, a step) is of; None: one entry a trajectory. With unit
@@ -35,11 +37,18 @@ def group_advantages(
     """
     if torch.compiler.is_compiling():  # one node of the graph, which takes the way below when it runs
         return _in_graph(rewards.detach(), group, trajectory, kind, unit, singleton, eps)
+    check_tensors(rewards=rewards, group=group)
+    if trajectory is not None:
+        check_tensors(trajectory=trajectory)
     if rewards.dim() != 1 or rewards.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"rewards: expected float32 [E], got {rewards.dtype} {list(rewards.shape)}")
     for name, ids in (("group", group), ("trajectory", trajectory)):
         if ids is not None and (ids.dtype != torch.int64 or ids.shape != rewards.shape):
             raise ValueError(f"{name}: expected int64 {list(rewards.shape)}, got {ids.dtype} {list(ids.shape)}")
+        if ids is not None and ids.device != rewards.device:
+            raise ValueError(f"{name}: expected a tensor on {rewards.device}, got one on {ids.device}")
+    if not is_finite(eps) or eps < 0:
+        raise ValueError(f"eps: expected a finite number >= 0, got {eps}")
     for name, value, allowed in (
         ("kind", kind, KINDS),
         ("unit", unit, UNITS),
@@ -54,6 +63,8 @@ def group_advantages(
             counted = counted & _first_of(trajectory, counted)
         run = dispatch.choose("group_advantages", rewards.device)
         if rewards.dtype == torch.float64:
+            if dispatch.requested() not in ("auto", "reference"):
+                raise ValueError(f"rewards: expected float32 on backend '{dispatch.requested()}', got float64")
             from manus_fast.ops.reference import group_advantages as run
         return run(rewards, group, kind=kind, counted=counted, singleton=singleton, eps=eps)
 

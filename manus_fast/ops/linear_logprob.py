@@ -7,6 +7,7 @@ backward.
 import torch
 
 from manus_fast.ops import dispatch, graph
+from manus_fast.ops.checks import is_finite
 from manus_fast.ops.logprob import check_floats, check_rows, outputs_like
 
 MODES = ("auto", "recompute", "keep")
@@ -66,11 +67,11 @@ def linear_logprob(
         if bias.device != hidden.device:
             raise ValueError(f"bias: expected a tensor on {hidden.device}, got one on {bias.device}")
     check_rows(target, temperature, rows, vocabulary, hidden.device)
-    if softcap is not None and not 0 < float(softcap) < float("inf"):
+    if softcap is not None and (not is_finite(softcap) or softcap <= 0):
         raise ValueError(f"softcap: expected None or a finite number above 0, got {softcap}")
     if mode not in MODES:
         raise ValueError(f"mode: expected one of {', '.join(MODES)}, got '{mode}'")
-    if keep_bytes is not None and keep_bytes < 0:
+    if keep_bytes is not None and (not isinstance(keep_bytes, int) or keep_bytes < 0):
         raise ValueError(f"keep_bytes: expected None or a count of bytes >= 0, got {keep_bytes}")
     implementation = dispatch.choose("linear_logprob", hidden.device, hidden.dtype)
     return implementation(

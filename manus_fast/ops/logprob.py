@@ -3,6 +3,7 @@
 import torch
 
 from manus_fast.ops import dispatch, graph
+from manus_fast.ops.checks import check_tensors, is_finite
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -23,7 +24,8 @@ def logprob(
     An ignored row gives exact zeros and a zero gradient, whatever it holds; a logit of -inf has probability 0.
 
     `inplace_backward=True` lets backward write the gradient over `logits`, which are lost then: autograd raises if
-    anything else in the graph still needs them. A function under torch.compile gives the gradient memory of its own.
+    anything else in the graph still needs them. Rows that overlap, as expanded ones do, are refused then. A function
+    under torch.compile gives the gradient memory of its own.
 
     Raises ValueError for a wrong shape, dtype, device, stride, temperature, or target >= V (on CUDA, where the check
     would wait for the device, such a row is NaN instead).
@@ -35,6 +37,11 @@ def logprob(
         return log_prob, row_entropy if entropy else None
     check_floats("logits", logits, 2)
     check_rows(target, temperature, logits.shape[0], logits.shape[1], logits.device)
+    if inplace_backward and logits.shape[0] > 1 and logits.stride(0) < logits.shape[1]:
+        raise ValueError(
+            "logits: expected rows that do not overlap for inplace_backward,"
+            f" got shape {list(logits.shape)} and strides {logits.stride()}"
+        )
     implementation = dispatch.choose("logprob", logits.device, logits.dtype)
     return implementation(logits, target, temperature=temperature, entropy=entropy, inplace_backward=inplace_backward)
 
@@ -73,6 +80,7 @@ def outputs_like(x: torch.Tensor, entropy: bool) -> tuple[torch.Tensor, torch.Te
 
 def check_floats(name: str, tensor: torch.Tensor, dimensions: int) -> None:
     """ValueError unless `tensor` is a floating tensor of that many dimensions with unit stride along the last."""
+    check_tensors(**{name: tensor})
     if tensor.dim() != dimensions:
         raise ValueError(f"{name}: expected {dimensions} dimensions, got shape {list(tensor.shape)}")
     if tensor.dtype not in FLOATS:
@@ -85,6 +93,7 @@ def check_floats(name: str, tensor: torch.Tensor, dimensions: int) -> None:
 
 def check_rows(target: torch.Tensor, temperature, rows: int, vocabulary: int, device: torch.device) -> None:
     """ValueError unless `target` and `temperature` fit `rows` rows over `vocabulary` columns on `device`."""
+    check_tensors(target=target)
     if target.shape != (rows,):
         raise ValueError(f"target: expected shape [{rows}], got {list(target.shape)}")
     if target.dtype != torch.int64:
@@ -101,7 +110,10 @@ def check_rows(target: torch.Tensor, temperature, rows: int, vocabulary: int, de
             )
         if temperature.device != device:
             raise ValueError(f"temperature: expected a tensor on {device}, got one on {temperature.device}")
-        if device.type == "cpu" and rows and not float(temperature.min()) > 0:
-            raise ValueError(f"temperature: expected values above 0, got {float(temperature.min())}")
-    elif not 0 < float(temperature) < float("inf"):
+        if device.type == "cpu" and rows:
+            low, high = (x.item() for x in temperature.detach().aminmax())
+            if not 0 < low <= high < float("inf"):
+                got = high if low > 0 else low
+                raise ValueError(f"temperature: expected finite values above 0, got {got}")
+    elif not is_finite(temperature) or temperature <= 0:
         raise ValueError(f"temperature: expected a finite number above 0, got {temperature}")

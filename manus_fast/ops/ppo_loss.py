@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from manus_fast.ops import dispatch, graph
+from manus_fast.ops.checks import check_boundaries, check_scalar, check_tensors, is_finite
 from manus_fast.ops.reference.ppo_loss import RATIO_BOUNDS
 
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
@@ -69,8 +70,11 @@ class PPOLossConfig:
             raise ValueError(f"dual_clip: expected a number > 1 or None, got {self.dual_clip}")
         if self.value_clip is not None and not self.value_clip > 0:
             raise ValueError(f"value_clip: expected a number > 0 or None, got {self.value_clip}")
+        for name in ("vf_coef", "ent_coef", "kl_coef"):
+            if not is_finite(getattr(self, name)):
+                raise ValueError(f"{name}: expected a finite number, got {getattr(self, name)}")
         needs_length = self.aggregation == "seq-mean-token-sum-norm"
-        if needs_length and (self.norm_length is None or self.norm_length < 1):
+        if needs_length and (self.norm_length is None or not self.norm_length >= 1):
             raise ValueError(f"norm_length: expected tokens >= 1 with {self.aggregation}, got {self.norm_length}")
 
     @property
@@ -123,8 +127,13 @@ def ppo_loss(
         trained = graph.wanted(log_prob, values, entropy)
         loss, stats, _ = _in_graph(log_prob, values, entropy, *fixed, *scalars, *settings, trained)
         return loss, stats.detach()
+    check_tensors(log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
     if log_prob.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"log_prob: expected float32, got {log_prob.dtype}")
+    if log_prob.dim() not in (1, 2):
+        raise ValueError(f"log_prob: expected shape [N] or [B, T], got {list(log_prob.shape)}")
+    if not isinstance(config, PPOLossConfig):
+        raise ValueError(f"config: expected a PPOLossConfig, got {type(config).__name__}")
     arrays = {
         "log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages, "weights": weights,
         "values": values, "old_values": old_values, "returns": returns, "ref_log_prob": ref_log_prob,
@@ -134,6 +143,7 @@ def ppo_loss(
         dtype = torch.bool if name == "mask" else log_prob.dtype
         if tensor is None:
             continue
+        check_tensors(**{name: tensor})
         if tensor.shape != log_prob.shape or tensor.dtype != dtype or tensor.device != log_prob.device:
             raise ValueError(
                 f"{name}: expected {dtype} {list(log_prob.shape)} on {log_prob.device}, "
@@ -145,6 +155,13 @@ def ppo_loss(
         raise ValueError("returns: expected together with values, got one without the other")
     if values is not None and config.value_clip is not None and old_values is None:
         raise ValueError("old_values: expected with values unless value_clip is None, got None")
+    for name, scalar in (("mean", mean), ("rstd", rstd), ("denominator", denominator)):
+        check_scalar(name, scalar)
+    known = not isinstance(denominator, torch.Tensor) or denominator.device.type == "cpu"
+    if known and not 0 <= float(denominator) < float("inf"):
+        raise ValueError(f"denominator: expected a finite count >= 0, got {float(denominator)}")
+    if cu_seqlens is not None:
+        check_boundaries(cu_seqlens, log_prob.numel(), log_prob.device)
     scale, sequence_log_ratio = _by_sequence(log_prob, old_log_prob, mask, cu_seqlens, config)
     run = dispatch.choose("ppo_loss", log_prob.device)
     if log_prob.dtype == torch.float64:
@@ -226,6 +243,11 @@ def loss_denominator(mask: torch.Tensor, cu_seqlens: torch.Tensor | None, config
 
     "token-mean": tokens in the mask. "seq-mean-*": rows with any, times norm_length for "seq-mean-token-sum-norm".
     """
+    check_tensors(mask=mask)
+    if mask.dtype != torch.bool or mask.dim() not in (1, 2):
+        raise ValueError(f"mask: expected bool [N] or [B, T], got {mask.dtype} {list(mask.shape)}")
+    if cu_seqlens is not None:
+        check_boundaries(cu_seqlens, mask.numel(), mask.device)
     if config.aggregation == "token-mean":
         return mask.sum(dtype=torch.float64)
     count = (_row_sums(mask, cu_seqlens)[0] > 0).sum(dtype=torch.float64)
@@ -234,6 +256,8 @@ def loss_denominator(mask: torch.Tensor, cu_seqlens: torch.Tensor | None, config
 
 def merge_loss_stats(stats: torch.Tensor) -> torch.Tensor:
     """Statistics float64 `[..., len(STAT_NAMES)]` of parts of a batch → of the whole: sums added, maxima taken."""
+    if stats.dtype != torch.float64 or stats.shape[-1:] != (len(STAT_NAMES),):
+        raise ValueError(f"stats: expected float64 [..., {len(STAT_NAMES)}], got {stats.dtype} {list(stats.shape)}")
     parts = stats.reshape(-1, len(STAT_NAMES))
     return torch.cat([parts[:, :-MAXIMA].sum(0), parts[:, -MAXIMA:].amax(0)])
 

@@ -25,7 +25,7 @@ def logprob(logits, target, *, temperature=1.0, entropy=True, inplace_backward=F
     if not entropy:
         return log_prob, None
     # A logit of -inf has p = 0 and adds 0 to the entropy: the product 0 * -inf is never formed.
-    possible = log_p > -torch.inf
+    possible = log_p != -torch.inf  # NaN stays NaN
     safe = torch.where(possible, log_p, 0.0)
     row_entropy = -(torch.where(possible, safe.exp(), 0.0) * safe).sum(-1)
     return log_prob, torch.where(valid, row_entropy, 0.0)
