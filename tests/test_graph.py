@@ -75,6 +75,23 @@ def test_other_sizes_and_float64_run_through_the_same_function():
         assert torch.equal(gradient, want)
 
 
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_node_returns_what_tracing_foresees(dtype, entropy):
+    """An entropy not asked for too: code that a compiler makes from the foreseen types would read it wrongly."""
+    logits, trained = LOGITS.to(dtype), [False]
+    torch.library.opcheck(
+        torch.ops.manus_fast.logprob,
+        (logits, TARGET, None, 1.0, entropy, trained),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    torch.library.opcheck(
+        torch.ops.manus_fast.linear_logprob,
+        (logits, logits.clone(), None, TARGET % 5, None, 1.0, entropy, None, "auto", None, trained * 3),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
 def test_wrong_arguments_are_refused_when_the_graph_runs():
     with pytest.raises(ValueError, match="target: expected ids below 40, got 40"):
         compiled(lambda z: logprob(z, TARGET + 1)[0])(LOGITS)

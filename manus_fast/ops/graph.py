@@ -36,14 +36,15 @@ def record(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Runs run(*inputs) in the forward of a node; `trained` says which inputs a gradient will be asked of.
 
-    Returns the outputs without their graph (an absent one as an empty tensor) and the ticket for `gradients`.
+    Returns the outputs without their graph (an absent one as an empty tensor, typed as those that are there) and the ticket for `gradients`.
     """
     held = _Recorded(next(_numbers).to_bytes(TICKET_BYTES, "little"))
     with _autograd(), torch.set_grad_enabled(any(trained)):
         given = [None if x is None else x.detach() for x in inputs]
         held.leaves = [x.requires_grad_() for x, wanted in zip(given, trained, strict=True) if wanted]
         held.outputs = list(run(*given))
-    outputs = [inputs[0].new_empty(0) if x is None else x.detach() for x in held.outputs]
+    present = next(x for x in held.outputs if x is not None)
+    outputs = [present.new_empty(0) if x is None else x.detach() for x in held.outputs]
     if held.leaves:
         _recorded[int.from_bytes(held, "little")] = held
     else:
