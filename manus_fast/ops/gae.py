@@ -29,7 +29,8 @@ def gae(
       cu_seqlens[r + 1], the first 0, the last N). values[t] is the value before token t. float64 runs on the reference.
     mask: bool, the shape of rewards. What rewards and values hold where it is False is never read.
     bootstrap: float32 `[rows]`, the value after the last token of a truncated row and 0 for a finished one.
-    turn_id: int32, the shape of rewards; None: token level, where gamma and lam act on every step between tokens.
+    turn_id: int32, the shape of rewards, neighbours of one id being one turn; the ids may be any but the two lowest of
+      int32, which the GPU kernels keep. None: token level, where gamma and lam act on every step between tokens.
       With it gamma and lam act once a turn: a turn's reward is the sum of its tokens' rewards, its value that at its
       last token, and what follows it is credited there; token_gamma and token_lam act between the tokens of a turn.
 

@@ -36,7 +36,8 @@ def record(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Runs run(*inputs) in the forward of a node; `trained` says which inputs a gradient will be asked of.
 
-    Returns the outputs without their graph (an absent one as an empty tensor, typed as those that are there) and the ticket for `gradients`.
+    Returns the outputs without their graph (an absent one as an empty tensor of their type) and the ticket for
+    `gradients`.
     """
     held = _Recorded(next(_numbers).to_bytes(TICKET_BYTES, "little"))
     with _autograd(), torch.set_grad_enabled(any(trained)):
