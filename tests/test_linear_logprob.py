@@ -305,6 +305,22 @@ def test_one_node_of_a_whole_graph(backend, compiler):
             assert torch.equal(a, b)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="the cpu backend's products are torch's, which autocast rewrites")
+@pytest.mark.parametrize("within", ["forward", "backward", "both"])
+@pytest.mark.parametrize("mode", ["recompute", "keep"])
+def test_autocast_changes_nothing(mode, within):
+    case, results = make(6, 12, 90), []
+    for on in (False, True):
+        hidden, weight = (case[name].detach().clone().requires_grad_() for name in ("hidden", "weight"))
+        with torch.autocast("cpu", torch.bfloat16, enabled=on and within != "backward"):
+            log_prob, entropy = linear_logprob(hidden, weight, case["target"], mode=mode)
+            loss = (log_prob + 0.1 * entropy).sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=on and within != "forward"):
+            loss.backward()
+        results.append((log_prob.detach(), entropy.detach(), hidden.grad, weight.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
 def test_gradcheck_of_the_written_backward():
     case = {k: v.cpu().double() if v.dtype.is_floating_point else v.cpu() for k, v in make(4, 3, 6).items()}
     case["target"][2] = -1

@@ -5,12 +5,25 @@ one chunk of logits (64 MiB) is held, plus those that `keep` may hold for the ba
 converted to float32 first (a float32 copy of the weight exists during each pass).
 """
 
+import functools
+
 import torch
 from torch.autograd.function import once_differentiable
 
 from manus_fast.ops.cpu.logprob import Rows, chunk_rows, compute_dtype
 
 KEEP_BYTES = 256 << 20
+
+
+def _without_autocast(function):
+    """Under autocast the products would be bf16, and the kernels read them as the float32 that they were made of."""
+
+    @functools.wraps(function)
+    def run(*arguments):
+        with torch.autocast("cpu", enabled=False):
+            return function(*arguments)
+
+    return run
 
 
 def _logits(hidden_rows, weight, bias, softcap):
@@ -21,6 +34,7 @@ def _logits(hidden_rows, weight, bias, softcap):
 
 class _LinearLogprob(torch.autograd.Function):
     @staticmethod
+    @_without_autocast
     def forward(ctx, hidden, weight, bias, target, temperature, entropy, softcap, keep_bytes):
         dtype = compute_dtype(hidden.dtype)
         vocabulary, per_row = weight.shape[0], isinstance(temperature, torch.Tensor)
@@ -47,6 +61,7 @@ class _LinearLogprob(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
+    @_without_autocast
     def backward(ctx, grad_log_prob, grad_entropy):
         hidden, weight, bias = ctx.saved_tensors
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
