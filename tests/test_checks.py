@@ -138,3 +138,13 @@ def test_other_arguments():
         merge_loss_stats(torch.zeros(3))
     with dispatch.forced("cpu"), pytest.raises(ValueError, match=r"^rewards: expected float32 on backend 'cpu'"):
         call("group_advantages", rewards=TOKENS.double())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_the_default_device_is_none_of_an_ops_business(op):
+    """Results and scratch lie where the arguments do; scratch elsewhere would be read at addresses that are not."""
+    want = call(op)
+    with torch.device("meta"):
+        got = call(op)
+    for a, b in zip(got if isinstance(got, tuple) else [got], want if isinstance(want, tuple) else [want], strict=True):
+        assert torch.equal(a, b)

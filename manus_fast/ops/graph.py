@@ -55,7 +55,7 @@ def record(
 
 def empty_ticket() -> torch.Tensor:
     """What stands for a ticket while a graph is traced."""
-    return torch.empty(TICKET_BYTES, dtype=torch.uint8)
+    return torch.empty(TICKET_BYTES, dtype=torch.uint8, device="cpu")
 
 
 @torch.library.custom_op("manus_fast::gradients", mutates_args=())

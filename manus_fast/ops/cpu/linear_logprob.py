@@ -40,7 +40,7 @@ class _LinearLogprob(torch.autograd.Function):
         vocabulary, per_row = weight.shape[0], isinstance(temperature, torch.Tensor)
         wide_weight = weight.to(dtype)
         wide_bias = None if bias is None else bias.to(dtype)
-        log_prob, row_entropy = (torch.zeros(hidden.shape[0], dtype=dtype) for _ in range(2))
+        log_prob, row_entropy = (hidden.new_zeros(hidden.shape[0], dtype=dtype) for _ in range(2))
         chunks, kept = [], []
         for rows in (target >= 0).nonzero()[:, 0].split(chunk_rows(vocabulary, dtype)):
             if not len(rows):
@@ -71,8 +71,8 @@ class _LinearLogprob(torch.autograd.Function):
         wide_weight = weight.to(dtype)
         wide_bias = None if bias is None else bias.to(dtype)
         grad_hidden = torch.zeros_like(hidden) if need_hidden else None
-        grad_weight = torch.zeros(weight.shape, dtype=dtype) if need_weight else None
-        grad_bias = torch.zeros(weight.shape[0], dtype=dtype) if need_bias else None
+        grad_weight = weight.new_zeros(weight.shape, dtype=dtype) if need_weight else None
+        grad_bias = weight.new_zeros(weight.shape[0], dtype=dtype) if need_bias else None
         for index, (rows, state) in enumerate(ctx.chunks):
             hidden_rows = hidden[rows].to(dtype)
             kept = index < len(ctx.kept)  # and stays for another pass through the graph

@@ -34,7 +34,7 @@ class Rows:
         per_row = isinstance(temperature, torch.Tensor)
         self.temperature = temperature.to(dtype).contiguous() if per_row else None
         self.one_temperature = 1.0 if per_row else float(temperature)
-        self.log_prob, self.top, self.log_total, *rest = torch.empty(4 if entropy else 3, len(target), dtype=dtype)
+        self.log_prob, self.top, self.log_total, *rest = target.new_empty(4 if entropy else 3, len(target), dtype=dtype)
         self.entropy = rest[0] if rest else None
         self.suffix = "_double" if dtype == torch.float64 else ""
 
