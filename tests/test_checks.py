@@ -148,3 +148,15 @@ def test_the_default_device_is_none_of_an_ops_business(op):
         got = call(op)
     for a, b in zip(got if isinstance(got, tuple) else [got], want if isinstance(want, tuple) else [want], strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_what_an_ignored_row_of_hidden_holds_reaches_no_gradient(backend):
+    hidden = LOGITS.clone()
+    hidden[2] = float("nan")
+    hidden.requires_grad_()
+    weight = LOGITS.clone().requires_grad_()
+    with dispatch.forced(backend):
+        log_prob, entropy = linear_logprob(hidden, weight, torch.tensor([0, 1, -1]))
+        (log_prob + entropy).sum().backward()
+    assert not weight.grad.isnan().any() and hidden.grad[2].count_nonzero() == 0

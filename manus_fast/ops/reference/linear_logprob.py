@@ -16,6 +16,8 @@ def linear_logprob(
     """
     del mode, keep_bytes
     compute = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    # What an ignored row holds (NaN) would reach the weight's gradient: 0 times NaN is NaN.
+    hidden = torch.where((target >= 0)[:, None], hidden, 0.0)
     logits = hidden.to(compute) @ weight.to(compute).T
     if bias is not None:
         logits = logits + bias.to(compute)
