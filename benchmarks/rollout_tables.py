@@ -6,17 +6,13 @@ python -m benchmarks.rollout_tables --check    # exits with 1 where docs/rollout
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "rollout.json"
-PAGE = ROOT / "docs" / "rollout.md"
-BEGIN, END = "<!-- rollout:begin -->\n", "<!-- rollout:end -->"
+from benchmarks import data_tables
+
+PAGE = "docs/rollout.md"
 PARTS = ("decoding_s", "empty_s", "further_s", "prompts_s", "host_s")
 
 Row = dict[str, Any]
@@ -99,27 +95,17 @@ def _rest(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def written(text: str) -> str:
-    """The page with the block between its markers.
+BLOCKS: data_tables.Blocks = {(PAGE, "rollout"): ("rollout.json", block)}
 
-    Raises:
-        ValueError: the markers are not there.
-    """
-    if BEGIN not in text or END not in text:
-        raise ValueError(f"docs/rollout.md: expected the markers {BEGIN.strip()} and {END}, got none")
-    before, _, rest = text.partition(BEGIN)
-    return before + BEGIN + "\n".join(block(json.loads(RESULTS.read_text()))) + "\n" + END + rest.partition(END)[2]
+
+def written(text: str) -> str:
+    """The page with what stands between its markers written anew. Raises ValueError where they are missing."""
+    return data_tables.filled(PAGE, text, BLOCKS)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where the page differs")
-    arguments = parser.parse_args(argv)
-    text = PAGE.read_text()
-    new = written(text)
-    if arguments.check:
-        sys.exit(0 if new == text else "docs/rollout.md: a table differs from benchmarks/results: run it again")
-    PAGE.write_text(new)
+    data_tables.main(argv, BLOCKS, __doc__)
+    sys.exit(0)
 
 
 if __name__ == "__main__":

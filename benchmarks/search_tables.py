@@ -6,30 +6,14 @@ python -m benchmarks.search_tables --check    # exits with 1 where docs/search.m
 
 from __future__ import annotations
 
-import argparse
-import json
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-PAGE = ROOT / "docs" / "search.md"
+from benchmarks import data_tables
 
-
-def blocks() -> dict[str, list[str]]:
-    """Lines of Markdown by the name of their markers; files that are absent are left out."""
-    makers = {"panel": _panel, "prefixes": _prefixes, "expert": _expert, "speed": _speed}
-    files = {
-        "panel": "search_panel.json",
-        "prefixes": "prefixes.json",
-        "expert": "expert_iteration.json",
-        "speed": "search_cpu.json",
-    }
-    there = {name: RESULTS / file for name, file in files.items() if (RESULTS / file).is_file()}
-    return {name: makers[name](json.loads(file.read_text())) for name, file in there.items()}
+PAGE = "docs/search.md"
 
 
 def _panel(record: dict[str, Any]) -> list[str]:
@@ -85,30 +69,22 @@ def _speed(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def written(text: str) -> str:
-    """The page with every block between its markers.
+BLOCKS: data_tables.Blocks = {
+    (PAGE, "panel"): ("search_panel.json", _panel),
+    (PAGE, "prefixes"): ("prefixes.json", _prefixes),
+    (PAGE, "expert"): ("expert_iteration.json", _expert),
+    (PAGE, "speed"): ("search_cpu.json", _speed),
+}
 
-    Raises:
-        ValueError: a block has no markers there.
-    """
-    for name, lines in blocks().items():
-        begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
-        if begin not in text or end not in text:
-            raise ValueError(f"docs/search.md: expected the markers {begin.strip()} and {end}, got none")
-        before, _, rest = text.partition(begin)
-        text = before + begin + "\n".join(lines) + "\n" + end + rest.partition(end)[2]
-    return text
+
+def written(text: str) -> str:
+    """The page with what stands between its markers written anew. Raises ValueError where they are missing."""
+    return data_tables.filled(PAGE, text, BLOCKS)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where the page differs")
-    arguments = parser.parse_args(argv)
-    text = PAGE.read_text()
-    new = written(text)
-    if arguments.check:
-        sys.exit(0 if new == text else "docs/search.md: a table differs from benchmarks/results: run it again")
-    PAGE.write_text(new)
+    data_tables.main(argv, BLOCKS, __doc__)
+    sys.exit(0)
 
 
 if __name__ == "__main__":
