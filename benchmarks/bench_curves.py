@@ -7,7 +7,8 @@ Every seed imitates the demo's expert once (`--sft_seconds` of it; `--start FOLD
 each algorithm goes on from there for `--seconds`, with the demo's settings and 64 episodes an iteration: 64 tasks for
 PPO, 8 tasks of 8 episodes for the groups. A curve is success on the validation panel (greedy), checked every `--freq`
 environment steps, and success of the training episodes (sampled). Afterwards each policy plays all of valid_unseen.
-With `--jobs 6 --cores 0 1 … 11` six runs go side by side, each on two cores.
+With `--jobs 6 --cores 0 1 … 11` six runs go side by side, each on two cores. `--json` is written again after every run,
+so that an interrupted command leaves those that were over.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import shutil
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ import torch
 from benchmarks.seeds import add_arguments, over_seeds, side_by_side
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import make_small_policy, measured
+from manus_fast.files import write_text
 from manus_fast.finetune import FineTune
 from manus_fast.player import make_environment
 from manus_fast.run_config import Config
@@ -55,18 +57,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if arguments.made:
         record = joined([json.loads(Path(file).read_text()) for file in arguments.made])
+        _write(record, arguments.json)
     else:
+        cores = arguments.cores or os.sched_getaffinity(0)
         record = {
             "command": "python -m benchmarks.bench_curves " + " ".join(_command(arguments)),
             "commit": git_commit(),
             "torch": torch.__version__,
             "cpus": os.cpu_count(),
             "jobs": arguments.jobs,
-            "runs": measure(arguments),
+            "cores": len(cores) // arguments.jobs,
+            "runs": [],
         }
-    record["mean_unseen"] = mean_unseen(record["runs"])
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(record, indent=1) + "\n")
+        for row in measure(arguments):
+            record["runs"] = sorted([*record["runs"], row], key=lambda run: (run["seed"], run["algorithm"]))
+            _write(record, arguments.json)
     if arguments.plot:
         plot(record, Path(arguments.plot))
     print("\nsuccess on valid_unseen, per cent, mean over seeds")
@@ -74,16 +79,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"{name:>8} {100 * rate:6.1f}")
 
 
-def measure(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Rows of all runs: each seed's imitating policy ("sft") and each algorithm from it."""
+def measure(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row a run, as soon as it is there: each seed's imitating policy ("sft") and each algorithm from it."""
     if arguments.start is None:
         list(over_seeds(partial(imitate, arguments), arguments))
     items = [(seed, name) for name in (*arguments.algorithms, "sft") for seed in arguments.seeds]
-    rows = []
-    for row in side_by_side(partial(one_run, arguments), items, arguments):
-        rows.append(row)
+    for row in side_by_side(partial(one_run, arguments), items, arguments, ordered=False):
         print(json.dumps({name: row[name] for name in row if name not in ("train", "panel", "solved")}), flush=True)
-    return sorted(rows, key=lambda row: row["seed"])
+        yield row
 
 
 def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def joined(records: list[dict[str, Any]]) -> dict[str, Any]:
     Raises:
         SystemExit: parts of several commits, machines or settings, or a run that is in two of them.
     """
-    same = ("commit", "torch", "cpus")
+    same = ("commit", "torch", "cpus", "cores")
     if any(record[name] != records[0][name] for record in records for name in same):
         raise SystemExit(f"--from: expected files of one {', '.join(same)}, got several")
     runs: dict[tuple[int, str], dict[str, Any]] = {}
@@ -192,9 +195,17 @@ def _unseen(config: Config, model: Path, environment: Any) -> dict[str, Any]:
     return {"unseen": report.summary.success.rate, "solved": "".join(marks)}
 
 
+def _write(record: dict[str, Any], target: str | None) -> None:
+    """Brings the means up to date, and the file: an old one stays whole until the new one is."""
+    record["mean_unseen"] = mean_unseen(record["runs"])
+    if target:
+        write_text(Path(target), json.dumps(record, indent=1) + "\n")
+
+
 def _command(arguments: argparse.Namespace) -> list[str]:
     words = ["--seeds", *map(str, arguments.seeds), "--algorithms", *arguments.algorithms]
-    for name in ("seconds", "sft_seconds", "freq"):
+    words += ["--start", "FOLDER"] if arguments.start else ["--sft_seconds", f"{arguments.sft_seconds:g}"]
+    for name in ("seconds", "freq"):
         words += [f"--{name}", f"{getattr(arguments, name):g}"]
     return [*words, *arguments.overrides]
 

@@ -16,8 +16,9 @@ def section(record: dict[str, Any]) -> list[str]:
     lines = [
         "![Success against environment steps, a line a seed and a thick one for their mean](curves.svg)",
         "",
-        f"`{record['command']}` at commit {record['commit']}: each run on two cores of a machine of {record['cpus']},",
-        "all of a seed from the same imitating policy. The picture shows valid_seen, which every run is measured on as",
+        f"`{record['command']}` at commit {record['commit']}:",
+        f"each run on {record['cores']} of {record['cpus']} CPU cores, all of a seed from the same",
+        "imitating policy. The picture shows valid_seen, which every run is measured on as",
         f"it trains; the table per cent of the {tasks} tasks of valid_unseen that are solved after it, greedily, with",
         "the difference to imitation in points (paired 95 % interval; that of the mean is over tasks, these seeds),",
         "and the environment steps that there was time for.",

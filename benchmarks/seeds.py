@@ -27,9 +27,9 @@ def over_seeds(one: Callable[[int], Result], arguments: argparse.Namespace) -> I
 
 
 def side_by_side(
-    one: Callable[[Item], Result], items: Sequence[Item], arguments: argparse.Namespace
+    one: Callable[[Item], Result], items: Sequence[Item], arguments: argparse.Namespace, ordered: bool = True
 ) -> Iterator[Result]:
-    """`one(item)` for each item, in their order.
+    """`one(item)` for each item, in their order, or each as soon as it is there (`ordered=False`).
 
     With `arguments.jobs` above 1 as many run at a time, in processes of their own. Each is held to an equal part of the
     cores, so that a time limit means the same for all, and `one` and the items must be picklable.
@@ -46,7 +46,7 @@ def side_by_side(
     for part in parts:
         free.put(part)
     with context.Pool(min(arguments.jobs, len(items)), initializer=_hold, initargs=(free,)) as pool:
-        yield from pool.imap(one, items, chunksize=1)
+        yield from (pool.imap if ordered else pool.imap_unordered)(one, items, chunksize=1)
 
 
 def mean_difference(pairs: Sequence[tuple[int, int, int]], samples: int = 10_000) -> tuple[float, float, float]:

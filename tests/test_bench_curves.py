@@ -5,6 +5,7 @@ import json
 import pytest
 from learning import tiny_model  # noqa: F401  (one thread)
 
+from benchmarks import bench_curves
 from benchmarks.bench_curves import main
 from benchmarks.curves_tables import section
 
@@ -19,7 +20,7 @@ def record(*seeds, algorithms=("ppo", "grpo"), commit="abc"):
         run["solved"] = "0" + "1" * (5 + seed) + "0" * (3 - seed) + "-"
         runs += [{"algorithm": name, **run} for name in algorithms]
         runs.append({"algorithm": "sft", "seed": seed, "unseen": 0.3, "solved": "1110000000"})
-    return {"command": f"run {seeds}", "commit": commit, "torch": "2", "cpus": 4, "runs": runs}
+    return {"command": f"run {seeds}", "commit": commit, "torch": "2", "cpus": 4, "cores": 2, "runs": runs}
 
 
 def written(folder, **records):
@@ -42,6 +43,7 @@ def test_parts_are_joined_and_every_seed_is_drawn(tmp_path, capsys):
     # Of nine tasks that both played, imitation alone solves one, the other alone three and the seed's number.
     assert first.startswith("| 0 | 30.0 | 50.0, +22.2 (") and third.startswith("| 2 | 30.0 | 70.0, +44.4 (")
     assert mean.startswith("| mean | 30.0 | 60.0, +33.3 (+") and first.endswith("| 2, 2 |")
+    assert "each run on 2 of 4 CPU cores" in "\n".join(section(whole))
     assert section(whole)[0].startswith("![") and "the 10 tasks of valid_unseen" in "\n".join(section(whole))
     text = (tmp_path / "curves.svg").read_text()
     assert "<svg" in text and text.count('id="line2d_') > 8  # eight curves, and the ticks
@@ -54,6 +56,23 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path):
     other["runs"][0]["unseen"] = 0.1
     with pytest.raises(SystemExit, match=r"expected each run once, got two of ppo with seed 0"):
         main(["--from", *written(tmp_path, a=record(0), b=other)])
+
+
+def test_an_interrupted_command_leaves_the_runs_that_were_over(tmp_path, monkeypatch):
+    out = tmp_path / "made.json"
+
+    def one_run(arguments, item):
+        seed, name = item
+        if name == "grpo":
+            raise KeyboardInterrupt
+        return {"seed": seed, "algorithm": name, "unseen": seed / 10}
+
+    monkeypatch.setattr(bench_curves, "one_run", one_run)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--seeds", "5", "3", "--start", "given", "--json", str(out), "--algorithms", "ppo", "grpo"])
+    made = json.loads(out.read_text())
+    assert [(run["seed"], run["algorithm"]) for run in made["runs"]] == [(3, "ppo"), (5, "ppo")]
+    assert made["mean_unseen"] == {"ppo": pytest.approx(0.4)} and made["cores"] >= 1
 
 
 def test_runs_begin_from_the_policies_of_a_folder(tmp_path):
@@ -70,5 +89,5 @@ def test_runs_begin_from_the_policies_of_a_folder(tmp_path):
     made = json.loads((tmp_path / "made.json").read_text())
     assert [(run["seed"], run["algorithm"]) for run in made["runs"]] == [(5, "grpo"), (5, "sft")]
     assert made["runs"][0]["panel"][0] == [0, 0.0] and len(made["runs"][0]["train"]) >= 1
-    assert made["mean_unseen"] == {"sft": 0.0, "grpo": 0.0} and "--start" not in made["command"]
+    assert made["mean_unseen"] == {"sft": 0.0, "grpo": 0.0} and "--start FOLDER --seconds 0.01" in made["command"]
     assert [run["solved"] for run in made["runs"]] == ["00", "00"]

@@ -2,14 +2,20 @@
 
 import argparse
 import os
+import time
 
 import pytest
 
-from benchmarks.seeds import add_arguments, over_seeds, split
+from benchmarks.seeds import add_arguments, over_seeds, side_by_side, split
 
 
 def where(seed: int) -> tuple[int, set[int]]:
     return seed, os.sched_getaffinity(0)
+
+
+def asleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -33,3 +39,8 @@ def test_jobs_keep_the_order_and_hold_to_cores_of_their_own():
     results = list(over_seeds(where, parsed("--seeds", "5", "0", "2", "--jobs", "2")))
     assert [seed for seed, _ in results] == [5, 0, 2]
     assert all(len(cores) == len(os.sched_getaffinity(0)) // 2 for _, cores in results)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_what_is_over_first_comes_first_where_the_order_is_left_open():
+    assert list(side_by_side(asleep, [3.0, 0.0], parsed("--jobs", "2"), ordered=False)) == [0.0, 3.0]
