@@ -35,7 +35,6 @@ def main(argv=None) -> list[dict]:
             ms = harness.time_ms(call, device=device, **few)
             label = "python loop" if name == "reference" else f"manus_fast {name}"
             report.add(f"{entries} in groups of {size}", label, "fwd", ms, error=error)
-    report.save(arguments.json)
     return report.rows
 
 

@@ -165,7 +165,7 @@ def main(argv=None) -> list[dict]:
     prepare_process()
     quick = arguments.quick or arguments.device == "cpu"
     case = Case(8, 24, 10, 4096) if quick else Case(256, 512, 24, 6144)
-    report = harness.open_report(arguments, "rollout", (512, 512, 512) if quick else (8192, 8192, 8192))
+    report = harness.open_report(arguments, "rollout", (512, 512, 512) if quick else (8192, 8192, 8192), at_once=False)
     setting = Setting(case, arguments.device, TINY if quick else SMOLLM2, words)
 
     def add(backend: str, which: str, seconds: float, tokens: int | None = None, **more: float | None) -> None:

@@ -208,7 +208,7 @@ def main(argv=None) -> list[dict]:
     arguments = harness.parse([word for word in words if word != "--profile"], "update")
     device, cuda = arguments.device, arguments.device == "cuda"
     quick = arguments.quick or not cuda
-    report = harness.open_report(arguments, "update", (8192, 8960, 1536) if cuda else (256, 256, 256))
+    report = harness.open_report(arguments, "update", (8192, 8960, 1536) if cuda else (256, 256, 256), at_once=False)
     expected: dict[str, torch.Tensor] = {}
     for name, policy_of in variants():
         if arguments.only not in name:

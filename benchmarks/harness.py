@@ -3,10 +3,10 @@
 A row is one measurement, as benchmarks/results/*.json holds them:
     op, case, backend, pass     what ran ("fwd", "bwd", "fwd+bwd")
     ms                          median time of one call
-    gbs, tflops                 bytes and operations that the task needs at least, over that time; null where not
-    counted pct_of_limit                the floor (the larger of bytes and operations over the ceilings of this run)
-    over the time peak_mib                    device memory in use at the peak of a call, less what was in use before
-    it error                       ‖out - ref‖ / ‖ref‖ against a float64 reference, as each benchmark defines it
+    gbs, tflops                 bytes and operations that the task needs at least, over that time; null if not counted
+    pct_of_limit                the floor (the larger of bytes and operations over this run's ceilings) over the time
+    peak_mib                    device memory in use at the peak of a call, less what was in use before it
+    error                       ‖out - ref‖ / ‖ref‖ against a float64 reference, as each benchmark defines it
     device, torch, triton, commit
 """
 
@@ -15,7 +15,7 @@ import json
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +23,9 @@ import torch
 
 # Larger than any L2, and long enough (0.1 ms) for the host to get ahead of the device before the timed region begins.
 FLUSH_BYTES = 512 << 20
+
+# What tells one row of a file from another.
+KEY = ("op", "device", "case", "backend", "pass")
 
 
 @dataclass
@@ -35,12 +38,14 @@ class Ceilings:
 
 @dataclass
 class Report:
-    """Collects the rows of one op, prints each as it comes, and writes them to a file at the end."""
+    """Collects the rows of one op, prints each as it comes, and writes it to `path` at once: what a run that is cut
+    short has measured is kept."""
 
     op: str
     device: str
     ceilings: Ceilings
     commit: str = ""
+    path: str | None = None
     rows: list[dict] = field(default_factory=list)
 
     def add(self, case, backend, pass_, ms, *, nbytes=None, flops=None, peak_mib=None, error=None) -> dict:
@@ -65,18 +70,40 @@ class Report:
         }
         self.rows.append(row)
         print(format_row(row), flush=True)
+        if self.path is not None:
+            merge(self.path, [row])
         return row
 
     def save(self, path: str | None) -> None:
-        """Writes the rows to `path`, in place of the rows of this op and device that stand there."""
+        """Writes the rows to `path`, in place of all rows of this op and device that stand there."""
         if path is None:
             return
         file = Path(path)
         old = json.loads(file.read_text()) if file.exists() else []
-        kept = [row for row in old if (row["op"], row["device"]) != (self.op, self.device)]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lines = ",\n".join(json.dumps(row) for row in kept + self.rows)
-        file.write_text(f"[\n{lines}\n]\n")
+        _write(file, [row for row in old if (row["op"], row["device"]) != (self.op, self.device)] + self.rows)
+
+
+def merge(path: str | Path, rows: Iterable[dict]) -> None:
+    """Writes `rows` into the file, each in the place of its like (KEY), new ones after the last of their op.
+
+    For a record made elsewhere: harness.merge("benchmarks/results/h200.json", json.load(open("ops.json"))).
+    """
+    file = Path(path)
+    kept = json.loads(file.read_text()) if file.exists() else []
+    for row in rows:
+        here = [i for i, other in enumerate(kept) if all(other[name] == row[name] for name in KEY)]
+        if here:
+            kept[here[0]] = row
+            continue
+        after = [i for i, other in enumerate(kept) if other["op"] == row["op"]]
+        kept.insert(after[-1] + 1 if after else len(kept), row)
+    _write(file, kept)
+
+
+def _write(file: Path, rows: list[dict]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    file.write_text(f"[\n{lines}\n]\n")
 
 
 def format_row(row: dict) -> str:
@@ -202,7 +229,7 @@ def measure_ceilings(device: str, shape: tuple[int, int, int] = (8192, 8192, 819
 def parse(argv: Sequence[str] | None, op: str) -> argparse.Namespace:
     """The arguments every benchmark takes."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.bench_{op}")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there, in place of this op's on this device")
+    parser.add_argument("--json", metavar="FILE", help="write each row there at once, in place of the one before")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
     parser.add_argument("--only", default="", help="only backends whose name contains this")
     parser.add_argument("--quick", action="store_true", help="one small case, for a check that it runs")
@@ -210,10 +237,10 @@ def parse(argv: Sequence[str] | None, op: str) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def open_report(arguments: argparse.Namespace, op: str, shape=(8192, 8192, 8192)) -> Report:
-    """Measures the ceilings and starts a report."""
+def open_report(arguments: argparse.Namespace, op: str, shape=(8192, 8192, 8192), at_once=True) -> Report:
+    """Measures the ceilings and starts a report that writes its rows at once, or only when `save` is called."""
     ceilings = measure_ceilings(arguments.device, shape)
     commit = commit_name() if arguments.commit is None else arguments.commit
-    report = Report(op, device_name(arguments.device), ceilings, commit)
+    report = Report(op, device_name(arguments.device), ceilings, commit, arguments.json if at_once else None)
     print(f"{report.device}: copy {ceilings.gbs:.0f} GB/s, product {ceilings.tflops:.0f} TFLOP/s", flush=True)
     return report

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tolerances import COMPILERS
 
 from manus_fast.ops import dispatch, gae, merge_stats, normalizer
 
@@ -302,7 +303,7 @@ def test_row_boundaries_that_do_not_cover_the_tokens_are_refused():
             cu_seqlens=torch.tensor([0, 9], dtype=torch.int32))  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", COMPILERS)
 def test_one_node_of_a_whole_graph(on, backend):
     torch._dynamo.reset()
     inputs, options = make((3, 20), turns=False)
@@ -315,6 +316,7 @@ def test_one_node_of_a_whole_graph(on, backend):
 
     plain = step(**inputs)
     whole = torch.compile(step, fullgraph=True, backend=backend)(**inputs)
-    assert all(torch.equal(a, b) for a, b in zip(plain, whole, strict=True))
+    for a, b in zip(plain, whole, strict=True):
+        assert torch.equal(a, b) or (backend == "inductor" and torch.allclose(a, b, rtol=1e-6, atol=1e-6))
     inputs["values"].requires_grad_()
     assert not any(x.requires_grad for x in torch.compile(step, fullgraph=True, backend=backend)(**inputs))

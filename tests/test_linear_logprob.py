@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tolerances import GRADIENT_ERROR, TOLERANCES, assert_close, relative_error
+from tolerances import COMPILERS, GRADIENT_ERROR, TOLERANCES, assert_close, relative_error
 
 from manus_fast.ops import dispatch, linear_logprob, logprob, reference
 
@@ -279,7 +279,7 @@ def test_agrees_with_logprob(backend):
     assert_close(a[1], b[1], torch.float32)
 
 
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_node_of_a_whole_graph(backend, compiler):
     torch._dynamo.reset()
@@ -302,7 +302,9 @@ def test_one_node_of_a_whole_graph(backend, compiler):
             results.append((loss.detach(), hidden.grad, *([] if frozen else [weight.grad])))
             assert not frozen or weight.grad is None
         for a, b in zip(*results, strict=True):
-            assert torch.equal(a, b)
+            # inductor takes the mean in an order of its own, and so may the rounded gradients differ
+            same = torch.equal(a, b) if compiler != "inductor" else relative_error(a, b) < GRADIENT_ERROR[a.dtype]
+            assert same
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the cpu backend's products are torch's, which autocast rewrites")

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tolerances import GRADIENT_ERROR, assert_close, relative_error
+from tolerances import COMPILERS, GRADIENT_ERROR, assert_close, relative_error
 
 from manus_fast.ops import dispatch, logprob, reference
 
@@ -223,7 +223,7 @@ def test_backends_lists_every_implementation():
         assert list(status) == list(table) and status["reference"] == "ready"
 
 
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_node_of_a_whole_graph(backend, compiler):
     torch._dynamo.reset()
@@ -243,7 +243,8 @@ def test_one_node_of_a_whole_graph(backend, compiler):
                 value = function(leaf, target, temperature)
                 value.backward()
             results.append((value.detach(), leaf.grad))
-        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+        for a, b in zip(*results, strict=True):
+            assert torch.equal(a, b) or (compiler == "inductor" and relative_error(a, b) < 1e-6)
 
 
 @pytest.mark.gpu

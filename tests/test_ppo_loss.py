@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tolerances import COMPILERS
 
 from manus_fast.ops import PPOLossConfig, dispatch, loss_denominator, loss_metrics, merge_loss_stats, ppo_loss
 from manus_fast.ops.ppo_loss import RATIO_BOUNDS, STAT_NAMES
@@ -346,7 +347,7 @@ def test_scalars_may_be_tensors(on):
     assert torch.equal(numbers[0], tensors[0]) and torch.equal(numbers[2]["log_prob"], tensors[2]["log_prob"])
 
 
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
+@pytest.mark.parametrize("compiler", COMPILERS)
 def test_one_node_of_a_whole_graph(on, compiler):
     torch._dynamo.reset()
     arrays = {name: a.to(on[1]) for name, a in make((3, 100)).items()}
@@ -366,7 +367,8 @@ def test_one_node_of_a_whole_graph(on, compiler):
             value.backward()
             assert not stats.requires_grad
             results.append([value.detach(), stats, *(x.grad for x in trained)])
-    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b) or (compiler == "inductor" and torch.allclose(a, b, rtol=1e-6, atol=1e-7))
 
 
 def test_a_compiled_graph_takes_every_setting(on):

@@ -1,6 +1,10 @@
-"""Tolerances shared by the op tests, and the measure of error that they use."""
+"""Tolerances and compilers shared by the op tests, and the measure of error that they use."""
 
+import pytest
 import torch
+
+# Backends of torch.compile; inductor where it need not compile C++ for seconds a test.
+COMPILERS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)]
 
 # dtype of the inputs → (rtol, atol) against a float64 reference fed the same rounded inputs, results in float32.
 TOLERANCES = {
