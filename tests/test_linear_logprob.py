@@ -149,6 +149,25 @@ def test_ignored_rows_are_exact_zeros(backend):
 
 
 @pytest.mark.parametrize("backend", ["reference", *BACKENDS])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["recompute", "keep"])
+def test_what_an_ignored_row_holds_reaches_no_gradient(backend, dtype, mode):
+    """NaN or inf there, as attention without a key leaves it, changes nothing; 16 columns let Hopper's kernel run."""
+    case = make(40, 16, 300, dtype)
+    case["target"][[0, 7, 39]] = torch.tensor([-1, -100, -1], device=DEVICE)
+    case["hidden"][[0, 7, 39]] = 0
+    options = {"mode": mode, "use_bias": False, "need": ("hidden", "weight")}
+    with dispatch.forced(backend):
+        want = run(linear_logprob, case, **options)
+        for row, value in ((0, torch.nan), (7, torch.inf), (39, -torch.inf)):
+            case["hidden"][row, row % 16] = value
+        got = run(linear_logprob, case, **options)
+    for a, b in zip(got[:4], want[:4], strict=True):
+        assert torch.isfinite(a).all() and relative_error(a, b) < GRADIENT_ERROR[a.dtype]
+    assert not any(tensor[[0, 7, 39]].any() for tensor in got[:3])
+
+
+@pytest.mark.parametrize("backend", ["reference", *BACKENDS])
 def test_all_ignored_and_empty(backend):
     for n in (3, 0):
         case = make(n, 8, 70)

@@ -147,16 +147,19 @@ __device__ __forceinline__ void store_tile(const float (&z)[128], std::uint8_t* 
 template <int Half>
 __device__ __forceinline__ void row_gradient(float (&z)[128], const TileArgs& args, int row, int column0, int lane) {
   const bool inside = row < args.tokens;
-  const int r = inside ? row : 0;
-  const std::int64_t target = args.target[r];
-  const bool used = inside && target >= 0;
-  const float inverse = args.temperature ? 1.f / args.temperature[r] : args.inverse_temperature;
-  const float g = used ? args.grad_log_prob[r] * inverse : 0.f;
-  const float h = used && args.grad_entropy ? args.grad_entropy[r] * inverse : 0.f;
+  const std::int64_t target = inside ? args.target[row] : -1;
+  if (target < 0) {  // zeros whatever the row holds: NaN times an upstream gradient of 0 would be NaN
+#pragma unroll
+    for (int i = 0; i < 32; ++i) z[i * 4 + Half * 2] = z[i * 4 + Half * 2 + 1] = 0.f;
+    return;
+  }
+  const float inverse = args.temperature ? 1.f / args.temperature[row] : args.inverse_temperature;
+  const float g = args.grad_log_prob[row] * inverse;
+  const float h = args.grad_entropy ? args.grad_entropy[row] * inverse : 0.f;
   // -p·(g + h·(ln p + H)) / T = p·(a·y + b), y = log2 p
   const float a = -h * kLn2;
-  const float b = -(g + h * args.entropy[r]);
-  const float log_total = args.log_total[r];
+  const float b = -(g + h * args.entropy[row]);
+  const float log_total = args.log_total[row];
   const float scale = inverse * kLog2e;
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
@@ -169,7 +172,7 @@ __device__ __forceinline__ void row_gradient(float (&z)[128], const TileArgs& ar
   }
   // The target's place among this thread's columns: 8·i + 2·(lane % 4) + c of the tile.
   const std::int64_t place = target - args.first - column0 - (lane & 3) * 2;
-  if (used && place >= 0 && place < kVocabulary) {
+  if (place >= 0 && place < kVocabulary) {
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
 #pragma unroll

@@ -153,7 +153,7 @@ class _LinearLogprob(torch.autograd.Function):
         stream = torch.cuda.current_stream(hidden.device).cuda_stream
         grad_log_prob = torch.zeros_like(log_total) if grad_log_prob is None else grad_log_prob.contiguous()
         grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
-        products = tiled.GradientProducts(hidden, weight, *ctx.needs_input_grad[:2])
+        products = tiled.GradientProducts(hidden, weight, target, *ctx.needs_input_grad[:2])
         kept, ctx.kept = ctx.kept, {}  # used up by this pass
         # The Triton kernel counts from the target's logit.
         relative = log_total - target_logit * (LOG2E.value * ctx.inverse if scales is None else LOG2E.value / scales)

@@ -33,6 +33,8 @@ BACKWARD_BYTES = 220 << 20
 BUFFERS = 1
 # Whether the two products of a slice run on two streams, each filling the multiprocessors that the other's end leaves.
 TWO_STREAMS = True
+# Tile of the product that leaves out ignored rows.
+BAD_WORDS, BAD_WIDTH = 128, 64
 # "auto" keeps logits for the backward in at most this share of the device memory that is free.
 KEEP_SHARE = 0.25
 
@@ -163,6 +165,51 @@ def _tile_gradient_kernel(
     tl.store(out + row * out_stride + local, gradient.to(out.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def _bad_rows_kernel(hidden, hidden_stride, target, found, H, BLOCK: tl.constexpr):
+    """found = 1 if an ignored row of hidden holds NaN or inf; rows that count are not read."""
+    row = tl.program_id(0).to(tl.int64)
+    if tl.load(target + row) >= 0:
+        return
+    bad = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, H, BLOCK):
+        k = start + tl.arange(0, BLOCK)
+        x = tl.load(hidden + row * hidden_stride + k, mask=k < H, other=0.0).to(tl.float32)
+        bad |= (x - x != 0.0).to(tl.int32)
+    if tl.max(bad, axis=0) > 0:
+        tl.store(found, 1)
+
+
+@triton.jit
+def _product_of_valid_rows_kernel(
+    found, tile, tile_stride, hidden, hidden_stride, target, out, out_stride, N, C, H, word_blocks,
+    TOKENS: tl.constexpr, WORDS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """out `[C, H]` = tileᵀ hidden over the rows with target >= 0; returns at once when `found` is 0.
+
+    A program takes every gridth block of words of one block of columns.
+    """
+    if tl.load(found) == 0:
+        return
+    k = tl.program_id(0) * WIDTH + tl.arange(0, WIDTH)
+    for block in range(tl.program_id(1), word_blocks, tl.num_programs(1)):
+        c = block * WORDS + tl.arange(0, WORDS)
+        total = tl.zeros([WORDS, WIDTH], tl.float32)
+        for start in range(0, N, TOKENS):
+            row = (start + tl.arange(0, TOKENS)).to(tl.int64)
+            valid = tl.load(target + row, mask=row < N, other=-1) >= 0
+            a = tl.load(
+                tile + row[None, :] * tile_stride + c[:, None], mask=valid[None, :] & (c[:, None] < C), other=0.0
+            )
+            b = tl.load(
+                hidden + row[:, None] * hidden_stride + k[None, :], mask=valid[:, None] & (k[None, :] < H), other=0.0
+            )
+            # bf16 fits into tf32; in its own type Triton's interpreter could not multiply it.
+            total = tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision=PRECISION)
+        place = out + c.to(tl.int64)[:, None] * out_stride + k[None, :]
+        tl.store(place, total.to(out.dtype.element_ty), mask=(c[:, None] < C) & (k[None, :] < H))
+
+
 def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     """total += a b, with a float32 total whatever the dtype of a and b."""
     if a.is_cuda and a.dtype != torch.float32:
@@ -241,12 +288,16 @@ class GradientProducts:
     Each slice of the weight's gradient is one product over all tokens, written once. That of hidden is summed over
     slices in float32, also when there is one: a bf16 product over 150,000 words may be split into partial sums that
     cuBLAS rounds to bf16 (errors of 0.4 % were seen). For fp16 the products are made in bf16.
+
+    An ignored row's gradient is 0, which times NaN or inf in that row of hidden would still be NaN in the gradient of
+    the whole weight. A kernel looks at those rows; where it finds one, another makes the products without them, which
+    otherwise returns at once. Neither makes the host wait, and no copy of hidden is held.
     """
 
-    def __init__(self, hidden, weight, need_hidden: bool, need_weight: bool):
+    def __init__(self, hidden, weight, target, need_hidden: bool, need_weight: bool):
         self.half = hidden.dtype == torch.float16
         self.hidden, self.weight, self.dtype = hidden.bfloat16() if self.half else hidden, weight, hidden.dtype
-        self.need_hidden = need_hidden
+        self.need_hidden, self.target = need_hidden, target
         make = torch.empty if hidden.shape[0] else torch.zeros
         self.grad_weight = make(weight.shape, dtype=weight.dtype, device=weight.device) if need_weight else None
         self.grad_hidden = None
@@ -255,6 +306,11 @@ class GradientProducts:
         self.done = {}
         if need_hidden:
             self.grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        if need_weight and hidden.shape[0]:
+            self.found_bad = torch.zeros(1, dtype=torch.int32, device=hidden.device)
+            n, width = hidden.shape
+            block = min(1024, triton.next_power_of_2(width))
+            _bad_rows_kernel[(n,)](self.hidden, self.hidden.stride(0), target, self.found_bad, width, BLOCK=block)
 
     def wait(self, slot: int) -> None:
         """Has the current stream wait until the products that read buffer `slot` are done."""
@@ -279,6 +335,14 @@ class GradientProducts:
             self.grad_weight[first:last] = tile.T @ self.hidden
         else:
             torch.mm(tile.T, self.hidden, out=self.grad_weight[first:last])
+        (n, width), span = self.hidden.shape, last - first
+        word_blocks, width_blocks = triton.cdiv(span, BAD_WORDS), triton.cdiv(width, BAD_WIDTH)
+        _product_of_valid_rows_kernel[(width_blocks, min(word_blocks, 16))](
+            self.found_bad, tile, tile.stride(0), self.hidden, self.hidden.stride(0), self.target,
+            self.grad_weight[first:last], self.grad_weight.stride(0), n, span, width, word_blocks,
+            TOKENS=32, WORDS=BAD_WORDS, WIDTH=BAD_WIDTH,
+            PRECISION="ieee" if tile.dtype == torch.float32 else "tf32", num_warps=4,
+        )  # fmt: skip
 
     def add_to_hidden(self, tile, first: int, last: int) -> None:
         """Adds the slice's part of the gradient of hidden."""
@@ -356,7 +420,7 @@ class _LinearLogprob(torch.autograd.Function):
             grad_log_prob = torch.zeros_like(log_total)
         grad_log_prob = grad_log_prob.contiguous()
         grad_entropy = None if grad_entropy is None else grad_entropy.contiguous()
-        products = GradientProducts(hidden, weight, need_hidden, need_weight)
+        products = GradientProducts(hidden, weight, target, need_hidden, need_weight)
         grad_bias = torch.zeros_like(bias) if need_bias else None
         tile = scratch = None
         # Used up by this pass, and freed on the way; a second pass through the same graph makes the logits again.
