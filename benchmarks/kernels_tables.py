@@ -95,7 +95,10 @@ def group_results() -> list[str]:
 
 
 def _designs(op: str, columns: list[tuple[str, str | None, str]]) -> list[str]:
-    """Designs by cases (case, pass, heading): the median round. The first row is what the others were compared with."""
+    """Designs by cases (case, pass, heading): the median round, and the code that ran (see `provenance` in the record).
+
+    The first row is what the others were compared with.
+    """
     rows = [row for row in _load("designs.json")["rows"] if row["op"] == op]
     found = {(row["design"], row["case"], row.get("pass")): row for row in rows}
     wanted = [(case, kind) for case, kind, _ in columns]
@@ -112,9 +115,10 @@ def _designs(op: str, columns: list[tuple[str, str | None, str]]) -> list[str]:
         figure = _figure(row["median_ms"])
         return f"**{figure}**" if row["median_ms"] == best[place] else figure
 
+    commits = {row["design"]: row["commit"] or "–" for row in rows}
     return _markdown(
-        ["design", *(heading for *_, heading in columns)],
-        [[design, *(cell(design, place) for place in wanted)] for design in designs],
+        ["design", *(heading for *_, heading in columns), "commit"],
+        [[design, *(cell(design, place) for place in wanted), commits[design]] for design in designs],
     )
 
 
@@ -144,14 +148,25 @@ def linear_designs() -> list[str]:
 
     designs = _ordered(design for design, _ in found)
     return _markdown(
-        ["design", *cases, "extra MiB at H 1536"],
-        [[design, *(rounds(design, case) for case in cases), memory(design)] for design in designs],
+        ["design", *cases, "extra MiB at H 1536", "commit"],
+        [
+            [
+                design,
+                *(rounds(design, case) for case in cases),
+                memory(design),
+                found[design, cases[0]]["commit"] or "–",
+            ]
+            for design in designs
+        ],
     )
 
 
 def linear_pieces() -> list[str]:
     rows = [row for row in _load("designs.json")["rows"] if row["case"] == "H 1536, pieces"]
-    return _markdown(["piece", "ms"], [[row["design"], " ".join(_figure(ms) for ms in row["ms"])] for row in rows])
+    return _markdown(
+        ["piece", "ms", "commit"],
+        [[row["design"], " ".join(_figure(ms) for ms in row["ms"]), row["commit"] or "–"] for row in rows],
+    )
 
 
 def _early(op: str) -> list[str]:

@@ -45,17 +45,25 @@ def test_kernels_tables_stand_between_their_marks_and_nowhere_else():
 
 def test_designs_show_the_median_round_and_the_fastest(monkeypatch):
     rows = [
-        {"op": "x", "case": case, "design": design, "median_ms": ms}
-        for design, case, ms in (("a", "c", 0.5), ("b", "c", 0.25), ("a", "d", 1234.0))
+        {"op": "x", "case": case, "design": design, "median_ms": ms, "commit": commit}
+        for design, case, ms, commit in (("a", "c", 0.5, "1f"), ("b", "c", 0.25, None), ("a", "d", 1234.0, "1f"))
     ]
     monkeypatch.setattr(kernels_tables, "_load", lambda name: {"rows": rows})
     table = kernels_tables._designs("x", [("c", None, "C"), ("d", None, "D")])
     assert table == [
-        "| design | C | D |",
-        "| --- | --- | --- |",
-        "| a | 0.500 | **1,234** |",
-        "| b | **0.250** | – |",
+        "| design | C | D | commit |",
+        "| --- | --- | --- | --- |",
+        "| a | 0.500 | **1,234** | 1f |",
+        "| b | **0.250** | – | – |",
     ]
+
+
+def test_every_design_names_the_code_that_ran():
+    record = kernels_tables._load("designs.json")
+    assert "no command" in record["provenance"]
+    for row in record["rows"]:
+        present = row["design"].split(": ")[-1] == "present"
+        assert row["commit"] is None or row["commit"].endswith("+") != present
 
 
 def test_a_case_shows_ours_beside_the_peers_its_share_of_the_limit_and_its_target(monkeypatch):
