@@ -62,7 +62,8 @@ class JsonLines:
 class JsonlTracker:
     """metrics.jsonl: {step, time, "group/name": number}, one record a line, written through at once.
 
-    A number that isn't finite is written as null, so that every line is strict JSON.
+    A number that isn't finite is written as null, so that every line is strict JSON. What a resumed run measures again
+    where the file ends, such as its last evaluation, is not written twice.
     """
 
     def __init__(self, folder: Path, resume_step: int | None = None):
@@ -72,6 +73,9 @@ class JsonlTracker:
 
     def log(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        before, self._lines.last = self._lines.last, None
+        if before is not None and before["step"] == step and numbers.items() <= before.items():
+            return
         self._lines.write({"step": step, "time": round(seconds, 3), **numbers})
 
     def close(self) -> None:

@@ -292,6 +292,7 @@ class Trainer:
         with self.phases("evaluate"):
             report = evaluate(self.panel, lambda tasks: self.player.play(tasks, temperature), str(self.folder))
         report.settings = {"temperature": temperature, "step": self.counters.steps}
+        self.player.engine.forget()  # so that training is the same, to the last digit, whether or not it is watched
         self.player.stats = collected  # what is recorded of the iteration
         return report
 

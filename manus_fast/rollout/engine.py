@@ -90,6 +90,11 @@ class Engine(Protocol):
         running go on with the new weights."""
         ...
 
+    def forget(self) -> None:
+        """Forgets cached prefixes of requests that are over. A reply does not depend on them, but the rounding of its
+        log-probabilities does, since a prompt is then computed in other pieces."""
+        ...
+
     def sleep(self, level: int) -> None:
         """Gives memory back: level 1 the cache, level 2 the weights too: `wake`, then `load`, before more work."""
         ...

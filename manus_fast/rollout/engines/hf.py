@@ -205,6 +205,10 @@ class HFEngine:
         self.version = version
         self._cached[:] = 0
 
+    def forget(self) -> None:
+        """Forgets what idle slots hold; running requests keep theirs."""
+        self._cached[~self._busy] = 0
+
     def sleep(self, level: int) -> None:
         """Gives memory back: level 1 the cache, level 2 the weights too, which then have to be loaded again.
 

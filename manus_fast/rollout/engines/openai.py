@@ -158,6 +158,9 @@ class OpenAIEngine:
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         raise ValueError(f"engine: expected one whose weights are ours, got the endpoint of {self.teacher.name}")
 
+    def forget(self) -> None:
+        """What the endpoint caches is its own."""
+
     def sleep(self, level: int) -> None:
         """There is no memory to give back."""
 

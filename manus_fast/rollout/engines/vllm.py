@@ -368,6 +368,12 @@ class VLLMEngine:
             self.needs_weights = False
         self._adapter.load(apart)
 
+    def forget(self) -> None:
+        """Forgets cached prefixes; while requests are running nothing is done, for theirs are among them."""
+        self._check_open()
+        if self._awake and not self._running:
+            self._client.reset_prefix_cache()
+
     def sleep(self, level: int) -> None:
         """Gives memory back: level 1 the cache (weights wait in host memory), level 2 the weights too, which then must
         be loaded again after `wake`. Requests that are running wait and go on after `wake`. Sleeping again is allowed
