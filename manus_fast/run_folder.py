@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import socket
+import tempfile
 import weakref
 from pathlib import Path
 from types import TracebackType
@@ -34,11 +35,10 @@ def prepare_folder(folder: str | os.PathLike[str]) -> Path:
         ValueError: it is a file, or this user may not write there.
     """
     path = Path(folder)
-    probe = path / f".writable.{os.getpid()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=path):  # has no name where the system knows such files: a kill leaves nothing
+            pass
     except OSError as error:
         raise ValueError(
             f"training.output_dir: expected a folder that can be written to, got {str(path)!r} ({error.strerror})"

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -30,6 +32,17 @@ def test_after_an_error_what_was_there_stays(tmp_path, error, text):
         file.write("two")
         raise error
     assert (tmp_path / "a").read_text() == "one" and os.listdir(tmp_path) == ["a"]
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next_that_writes_there(tmp_path):
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    kept = {f".b.{gone}.partial", f".a.{os.getppid()}.partial", f".a.{gone}", ".a.x.partial", "a"}
+    for name in (*kept, f".a.{gone}.partial", f".a.{10**30}.partial"):
+        (tmp_path / name).write_text("half")
+    write_text(tmp_path / "a", "one")
+    assert set(os.listdir(tmp_path)) == kept and (tmp_path / "a").read_text() == "one"
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):

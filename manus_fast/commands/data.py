@@ -14,6 +14,7 @@ import typer
 
 from manus_fast.commands import common, distill
 from manus_fast.errors import UserError
+from manus_fast.files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -227,7 +228,7 @@ def stats(
         statistics.take(load_conversations(name, statistics.dropped, streaming=streaming))
     if plot is not None:
         try:
-            Path(plot).write_text(statistics.plot(name), encoding="utf-8")
+            write_text(plot, statistics.plot(name))
         except OSError as error:
             raise UserError(f"--plot: expected a file that can be written, got {plot!r} ({error.strerror})") from error
     typer.echo(json.dumps(statistics.to_json(), indent=2))

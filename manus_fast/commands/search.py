@@ -12,7 +12,7 @@ import typer
 from manus_fast.commands import common, show
 from manus_fast.commands.flags import ConfigFile, ModelPath, Overrides
 from manus_fast.errors import UserError
-from manus_fast.files import whole
+from manus_fast.files import whole, write_text
 
 if TYPE_CHECKING:
     from manus_fast.search.base import Tree
@@ -117,12 +117,12 @@ def search(
     )
     if draw is not None:
         tree = _worth_drawing(trees)
-        Path(draw).write_text(drawing(tree))
+        write_text(draw, drawing(tree))
         typer.echo(f"{draw}: the tree of {tree.task.id}")
     if preferences is not None:
         name = fingerprint(tokenizer)
         pairs = [pair for tree in trees for pair in preference_pairs(tree, player.system_prompt, tokenizer=name)]
-        Path(preferences).write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+        write_text(preferences, "".join(json.dumps(pair) + "\n" for pair in pairs))
         typer.echo(f"{preferences}: {len(pairs)} pairs")
     if fit_values is not None:
         search_values.save_values(search_values.fit_values(net, trees), fit_values)
