@@ -11,8 +11,15 @@ import sysconfig
 from importlib import metadata
 from pathlib import Path
 
+import setuptools
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+
+if int(setuptools.__version__.split(".")[0]) < 77:  # which refuses pyproject.toml in many lines
+    sys.exit(
+        f"setuptools: expected 77 or newer, got {setuptools.__version__}: "
+        "install it, or build without --no-build-isolation"
+    )
 
 ROOT = Path(__file__).resolve().parent
 

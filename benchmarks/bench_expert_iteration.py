@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import statistics
 import time
 from collections.abc import Sequence
@@ -61,6 +62,7 @@ def start(arguments: argparse.Namespace, seed: int) -> None:
     """Imitates the demo's demonstrations; the policy is in `--out`/seed<n>/sft/model."""
     prepare()
     folder, seconds, overrides = Path(arguments.out) / f"seed{seed}", arguments.sft_seconds, arguments.overrides
+    shutil.rmtree(folder / "sft", ignore_errors=True)  # of an earlier run
     own = [f"training.seed={seed}", f"training.output_dir={folder / 'sft'}", f"model.path={folder / 'untrained'}"]
     config = Config.load(find_config(None, "demo_household"), [*own, f"sft.time_limit={seconds}", *overrides])
     environment = make_environment(config)
@@ -75,6 +77,9 @@ def rounds(arguments: argparse.Namespace, seed: int) -> None:
     """Runs the rounds and writes `--out`/seed<n>/`--name`.json."""
     prepare()
     folder, name, overrides = Path(arguments.out) / f"seed{seed}", arguments.name, arguments.overrides
+    if name in ("sft", "untrained", "..") or Path(name).name != name:
+        raise ValueError(f"--name: expected a folder's name other than sft and untrained, got {name!r}")
+    shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier run
     own = [f"training.seed={seed}", f"training.output_dir={folder / name}", f"model.path={folder / 'sft' / 'model'}"]
     sizes = [
         f"environment.options.num_valid_unseen={arguments.panel}",

@@ -24,6 +24,7 @@ import argparse
 import dataclasses
 import json
 import os
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -117,7 +118,8 @@ def learn(arguments: argparse.Namespace, item: tuple[int, str]) -> None:
     seed, part = item
     root = Path(arguments.out) / f"seed{seed}"
     folder = root / f"{arguments.name}_{part}"
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier run
+    folder.mkdir(parents=True)
     policy = Path(arguments.policies or arguments.out) / f"seed{seed}" / "sft" / "model"
     began = time.perf_counter()
 

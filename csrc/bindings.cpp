@@ -18,6 +18,8 @@ namespace py = pybind11;
 PYBIND11_MODULE(_C, module) {
   module.doc() = "C++ and CUDA core of manus_fast; import the Python packages instead of this module.";
   module.def("set_num_threads", &manus_fast::set_num_threads, py::arg("n"));
+  module.def("quota_cores", &manus_fast::quota_cores, py::arg("cgroups") = "/proc/self/cgroup",
+             py::arg("root") = "/sys/fs/cgroup");
   module.def("num_threads", &manus_fast::num_threads);
   module.def("keep_freed_memory", &manus_fast::keep_freed_memory);
   py::dict build;

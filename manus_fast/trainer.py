@@ -6,16 +6,18 @@ Trainer(config).run()
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from manus_fast.agent.trajectory import Trajectory, build_rows
 from manus_fast.checkpoint import Checkpoint, load, save, save_model
-from manus_fast.config import save_config, to_dict
+from manus_fast.config import from_mapping, save_config, to_dict
 from manus_fast.data.preferences import check_tokenizer
 from manus_fast.envs.base import Environment, Task
 from manus_fast.evaluate import Report, evaluate, make_panel
@@ -111,6 +113,8 @@ class Trainer:
         self.rewards = EpisodeRewards(config.rewards, reward_model, overlong)
         self.opened = open_run(training.output_dir, training.resume, self.ranks)
         self.folder = self.opened.path
+        if self.opened.newest is not None:
+            _check_same(config, self.folder / "config.json")
         if model is None:
             model, tokenizer = config.model.open()
         if judge is not None:
@@ -385,6 +389,37 @@ class Trainer:
         if training.save_strategy == "epoch":
             return True
         return training.save_strategy == "steps" and self._due(training.save_freq)
+
+
+def _check_same(config: Config, file: Path) -> None:
+    """Refuses to go on from a run whose weights are others: with a critic where none is trained now, or the like.
+
+    Args:
+        file: the config of the run that is taken up; one that is absent or cannot be read is passed over, for loading
+            the weights compares them too.
+    """
+    try:
+        earlier = from_mapping(Config, json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return
+    for key, before, now in (
+        ("model.lora", earlier.model.lora, config.model.lora),
+        ("ppo.critic", earlier.ppo.critic_kind, config.ppo.critic_kind),
+    ):
+        if before == now:
+            continue
+        if key == "ppo.critic" and earlier.algorithm != config.algorithm:
+            key, before, now = "algorithm", earlier.algorithm, config.algorithm
+        elif key == "ppo.critic" and earlier.ppo.advantage != config.ppo.advantage:
+            key, before, now = "ppo.advantage", earlier.ppo.advantage, config.ppo.advantage
+        raise ValueError(
+            f"training.resume: expected {key} {_short(before)}, as the run in {str(file.parent)!r} was begun with, "
+            f"got {_short(now)} (set it so, or begin a new run in another folder)"
+        )
+
+
+def _short(value: Any) -> str:
+    return "null" if value is None else str(value)
 
 
 def _check_staleness(config: Config, collects: str) -> None:

@@ -31,8 +31,14 @@ def versions() -> dict[str, str | None]:
 
 
 def cores() -> int:
-    """CPU cores that this process may run on: in a container or under taskset fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPU cores that this process may run on: in a container, under taskset or under a quota of CPU time fewer than the
+    machine has."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        from manus_fast import _C
+    except ImportError:  # `manus-fast doctor` says so, and shows this number beside it
+        return count
+    return min(count, _C.quota_cores() or count)
 
 
 def git_commit() -> str | None:

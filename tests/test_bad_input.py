@@ -216,6 +216,21 @@ def test_eval(capsys, policy, out, more, message):
     refused(capsys, ["eval", *more, *model, *place], message, out)
 
 
+def test_eval_of_a_run_whose_config_cannot_be_read(capsys, policy, out, tmp_path):
+    """The model would play with another prompt than it was trained with."""
+    run = tmp_path / "run"
+    shutil.copytree(policy, run / "model")
+    (run / "metrics.jsonl").write_text("")
+    more = ["--limit", "2", "--output_dir", out, "environment.max_steps=2", "environment.options={num_valid: 4}"]
+    for damage in ("", "{", "\xff", "[" * 100_000):
+        (run / "config.json").write_text(damage, encoding="latin-1")
+        for model in (run / "model", f"{run}/model/"):
+            said = refused(capsys, ["eval", "household", "--model_path", model, *more], "config.json", out)
+            assert "cannot be read: it is no JSON" in said and "--config" in said
+    (run / "config.json").unlink()  # of a model that was taken elsewhere: the defaults, or what is said
+    assert cli.main(["eval", "household", "--model_path", str(run / "model"), *map(str, more)]) == 0
+
+
 def test_eval_without_a_model(capsys, out):
     refused(capsys, ["eval", "household", "--output_dir", out], "model.path: expected a model folder", out)
 

@@ -64,6 +64,23 @@ def test_trajectories_after_the_checkpoint_are_not_kept_twice(folder, tmp_path):
     assert run("training.resume=true") == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
+def test_going_on_by_an_algorithm_with_other_weights_names_what_differs(folder, tmp_path):
+    make(folder, tmp_path, "training.save_strategy=epoch", "training.total_steps=8").run()
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    group = "training.group_size=2"
+    for more, message in (
+        (("algorithm=grpo", group), r"expected algorithm ppo, as the run in .* was begun with, got grpo \("),
+        (("ppo.advantage=rloo", group), "expected ppo.advantage turn, as .* got rloo"),
+        (("ppo.critic=separate",), "expected ppo.critic shared, as .* got separate"),
+        (("model.lora={rank: 2}",), "expected model.lora null, as"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make(folder, tmp_path, "training.resume=true", *more)
+        assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+    # What loads is gone on with: the advantage of every token, and a rate of another kind.
+    make(folder, tmp_path, "training.resume=true", "ppo.advantage=token", "training.learning_rate=1e-4")
+
+
 def test_folders_of_other_runs_are_refused(folder, tmp_path, capsys):
     def run(command, *more):
         words = [command, f"model.path={folder}", f"training.output_dir={tmp_path}", *BASE, *SFT, *more]

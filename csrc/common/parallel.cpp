@@ -7,10 +7,15 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <condition_variable>
 #include <exception>
+#include <fstream>
+#include <limits>
 #include <memory>
 #include <mutex>
+#include <sstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -199,13 +204,31 @@ struct EndPool {
   }
 };
 
-// Those that this process may run on: in a container or under taskset fewer than the machine has.
+// Those that this process may run on: in a container or under taskset fewer than the machine has. A quota of CPU time
+// counts too: threads beyond it would be stopped for most of every period.
 int available_cores() {
+  int cores = static_cast<int>(std::thread::hardware_concurrency());
 #ifdef __linux__
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::clamp(CPU_COUNT(&set), 1, kMaxThreads);
+  if (sched_getaffinity(0, sizeof(set), &set) == 0) cores = CPU_COUNT(&set);
+  const int quota = quota_cores("/proc/self/cgroup", "/sys/fs/cgroup");
+  if (quota > 0) cores = std::min(cores, quota);
 #endif
-  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMaxThreads);
+  return std::clamp(cores, 1, kMaxThreads);
+}
+
+// Of one control group: quota / period, infinite where it has none.
+double quota_of(const std::string& folder, bool second) {
+  double quota = -1.0, period = 0.0;
+  if (second) {
+    std::string word;
+    std::ifstream file(folder + "/cpu.max");  // "max 100000" without a quota
+    if (file >> word >> period && word != "max") std::istringstream(word) >> quota;
+  } else {
+    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;  // -1 without one
+    std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+  }
+  return quota > 0 && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
 }
 
 std::unique_ptr<Pool, EndPool> pool;
@@ -216,6 +239,30 @@ std::atomic<int> wanted_threads{0};
                                                           [] { pool_mutex.unlock(); });
 
 }  // namespace
+
+int quota_cores(const std::string& cgroups, const std::string& root) {
+  double least = std::numeric_limits<double>::infinity();
+  std::ifstream file(cgroups);
+  // "0::/path" of version 2, "4:cpu,cpuacct:/path" of version 1.
+  for (std::string line; std::getline(file, line);) {
+    const std::size_t first = line.find(':'), last = line.find(':', first + 1);
+    if (first == std::string::npos || last == std::string::npos) continue;
+    const std::string controllers = "," + line.substr(first + 1, last - first - 1) + ",";
+    const bool second = controllers == ",,";
+    if (!second && controllers.find(",cpu,") == std::string::npos) continue;
+    std::string path = line.substr(last + 1);
+    // Every group above counts as well. In a container the path may be the host's, of which nothing is mounted but the
+    // container's own group, at the root.
+    for (;;) {
+      if (path == "/") path.clear();
+      least = std::min(least, quota_of(root + (second ? "" : "/cpu") + path, second));
+      if (path.empty()) break;
+      const std::size_t slash = path.rfind('/');
+      path.resize(slash == std::string::npos ? 0 : slash);
+    }
+  }
+  return std::isfinite(least) ? static_cast<int>(std::min(std::ceil(least), 1e6)) : 0;
+}
 
 int num_threads() {
   const int wanted = wanted_threads.load();

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
 
 namespace manus_fast {
 
@@ -15,6 +16,10 @@ inline constexpr int kMaxThreads = 1024;
 // may run on, as they were at the first call, or what was set.
 int num_threads();
 void set_num_threads(int n);
+
+// The cores that the CPU quotas of this process's control groups (version 2: cpu.max; version 1: cpu.cfs_quota_us) are
+// worth, rounded up; 0 where there are none. `cgroups` stands for /proc/self/cgroup, `root` for /sys/fs/cgroup.
+int quota_cores(const std::string& cgroups, const std::string& root);
 
 // Calls body(begin, end) on disjoint chunks that cover [0, n), each at least `grain` long except the last.
 // Runs inline when one chunk is enough or when called from inside a pool thread. The first exception

@@ -42,18 +42,32 @@ def config_beside(model: str | None) -> Path | None:
         return None
     for folder in (Path(model), *list(Path(model).resolve().parents)[:3]):
         file = folder / "config.json"
-        if file.is_file() and _is_of_a_run(file):
+        if file.is_file() and _is_of_a_run(file, own=folder == Path(model)):
             return file
     return None
 
 
-def _is_of_a_run(file: Path) -> bool:
-    """Whether a config.json is a run's. One that cannot be read is a model's, and refused where that is opened."""
+def _is_of_a_run(file: Path, own: bool) -> bool:
+    """Whether a config.json is a run's. One in the model's own folder that cannot be read is the model's, and refused
+    where that is opened.
+
+    Raises:
+        UserError: one above the model cannot be read where a run was written: the model would play in another form than
+            it was trained in.
+    """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError, OSError) as error:
+        if own or not any((file.parent / name).exists() for name in _OF_A_RUN):
+            return False
+        why = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        raise UserError(
+            f"--model_path: expected the config.json of the run that the model came from, got {str(file)!r}, which "
+            f"cannot be read: {why} (mend it, or name a config by --config)"
+        ) from error
+    if not isinstance(values, dict):
         return False
-    return isinstance(values, dict) and "environment" in values
+    return "environment" in values
 
 
 def overrides(flags: Mapping[str, Any], extra: Sequence[str]) -> list[str]:
@@ -70,6 +84,10 @@ def truth(flag: str, text: str | None) -> bool | None:
     if word not in ("true", "false", "1", "0", "yes", "no"):
         raise UserError(f"{flag}: expected true or false, got {text!r}")
     return word in ("true", "1", "yes")
+
+
+_OF_A_RUN = ("metrics.jsonl", "versions.json")
+"""What lies beside a run's config.json."""
 
 
 class Relaunch(Exception):
