@@ -9,12 +9,12 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
-#include <fstream>
 #include <limits>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -217,16 +217,27 @@ int available_cores() {
   return std::clamp(cores, 1, kMaxThreads);
 }
 
+// A file's first `most` bytes; empty where it cannot be read. By C's own calls: a process that has loaded libraries with
+// a C++ runtime of their own inside them may resolve the file streams of <fstream> to those, and crash.
+std::string contents(const std::string& path, std::size_t most) {
+  std::string text;
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "re"), &std::fclose);
+  if (!file) return text;
+  text.resize(most);
+  text.resize(std::fread(text.data(), 1, most, file.get()));
+  return text;
+}
+
 // Of one control group: quota / period, infinite where it has none.
 double quota_of(const std::string& folder, bool second) {
   double quota = -1.0, period = 0.0;
   if (second) {
-    std::string word;
-    std::ifstream file(folder + "/cpu.max");  // "max 100000" without a quota
-    if (file >> word >> period && word != "max") std::istringstream(word) >> quota;
+    // "max 100000" without a quota
+    const std::string text = contents(folder + "/cpu.max", 64);
+    if (std::sscanf(text.c_str(), "%lf %lf", &quota, &period) != 2) quota = -1.0;
   } else {
-    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;  // -1 without one
-    std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+    quota = std::strtod(contents(folder + "/cpu.cfs_quota_us", 32).c_str(), nullptr);  // -1 without one
+    period = std::strtod(contents(folder + "/cpu.cfs_period_us", 32).c_str(), nullptr);
   }
   return quota > 0 && period > 0 ? quota / period : std::numeric_limits<double>::infinity();
 }
@@ -242,9 +253,11 @@ std::atomic<int> wanted_threads{0};
 
 int quota_cores(const std::string& cgroups, const std::string& root) {
   double least = std::numeric_limits<double>::infinity();
-  std::ifstream file(cgroups);
+  const std::string text = contents(cgroups, 1 << 16);
   // "0::/path" of version 2, "4:cpu,cpuacct:/path" of version 1.
-  for (std::string line; std::getline(file, line);) {
+  for (std::size_t begin = 0, end; begin < text.size(); begin = end + 1) {
+    end = std::min(text.find('\n', begin), text.size());
+    const std::string line = text.substr(begin, end - begin);
     const std::size_t first = line.find(':'), last = line.find(':', first + 1);
     if (first == std::string::npos || last == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, last - first - 1) + ",";
