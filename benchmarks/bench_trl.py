@@ -82,6 +82,9 @@ class BatchEngine:
     def end_session(self, session: int) -> None:
         """Nothing to do."""
 
+    def forget(self) -> None:
+        """What TRL's engine caches stays: it begins every iteration with new weights."""
+
     def wake(self) -> None:
         """Nothing to do."""
 
