@@ -55,7 +55,7 @@ def _runs(process: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:  # somebody else's
-        return True
+        pass
     return True
 
 

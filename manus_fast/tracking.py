@@ -68,12 +68,14 @@ class JsonlTracker:
 
     def __init__(self, folder: Path, resume_step: int | None = None):
         self._lines = JsonLines(folder / METRICS_FILE, "step", resume_step)
-        self.seconds = float(self._lines.last["time"]) if self._lines.last else 0.0
+        self._before = self._lines.last
+        """The last record kept, until there is a new one."""
+        self.seconds = float(self._before["time"]) if self._before else 0.0
         """`time` of the last record kept: a resumed run counts on from there."""
 
     def log(self, step: int, seconds: float, values: Mapping[str, float]) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        before, self._lines.last = self._lines.last, None
+        before, self._before = self._before, None
         if before is not None and before["step"] == step and numbers.items() <= before.items():
             return
         self._lines.write({"step": step, "time": round(seconds, 3), **numbers})

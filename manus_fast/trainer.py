@@ -6,7 +6,6 @@ Trainer(config).run()
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 from manus_fast.agent.trajectory import Trajectory, build_rows
 from manus_fast.checkpoint import Checkpoint, load, save, save_model
-from manus_fast.config import from_mapping, save_config, to_dict
+from manus_fast.config import save_config, to_dict
 from manus_fast.data.preferences import check_tokenizer
 from manus_fast.envs.base import Environment, Task
 from manus_fast.evaluate import Report, evaluate, make_panel
@@ -399,23 +398,22 @@ def _check_same(config: Config, file: Path) -> None:
             the weights compares them too.
     """
     try:
-        earlier = from_mapping(Config, json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
+        earlier = Config.load(file)
+    except ValueError:
         return
-    for key, before, now in (
-        ("model.lora", earlier.model.lora, config.model.lora),
-        ("ppo.critic", earlier.ppo.critic_kind, config.ppo.critic_kind),
-    ):
-        if before == now:
-            continue
-        if key == "ppo.critic" and earlier.algorithm != config.algorithm:
-            key, before, now = "algorithm", earlier.algorithm, config.algorithm
-        elif key == "ppo.critic" and earlier.ppo.advantage != config.ppo.advantage:
-            key, before, now = "ppo.advantage", earlier.ppo.advantage, config.ppo.advantage
-        raise ValueError(
-            f"training.resume: expected {key} {_short(before)}, as the run in {str(file.parent)!r} was begun with, "
-            f"got {_short(now)} (set it so, or begin a new run in another folder)"
-        )
+    settings = [("model.lora", earlier.model.lora, config.model.lora)]
+    if earlier.ppo.critic_kind != config.ppo.critic_kind:  # which one may have chosen by any of these
+        settings += [
+            ("algorithm", earlier.algorithm, config.algorithm),
+            ("ppo.advantage", earlier.ppo.advantage, config.ppo.advantage),
+            ("ppo.critic", earlier.ppo.critic_kind, config.ppo.critic_kind),
+        ]
+    for key, before, now in settings:
+        if before != now:
+            raise ValueError(
+                f"training.resume: expected {key} {_short(before)}, as the run in {str(file.parent)!r} was begun with, "
+                f"got {_short(now)} (set it so, or begin a new run in another folder)"
+            )
 
 
 def _short(value: Any) -> str:

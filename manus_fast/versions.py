@@ -13,6 +13,7 @@ from typing import Any
 import manus_fast
 from manus_fast.files import write_text
 
+VERSIONS_FILE = "versions.json"
 PACKAGES = (
     "torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "omegaconf", "tensorboard", "wandb",
     "deepspeed", "vllm", "flash-attn", "peft", "alfworld", "textworld",
@@ -61,7 +62,7 @@ def write_versions(folder: str | os.PathLike[str]) -> None:
         "platform": platform.platform(),
         "cpus": cores(),
     }
-    write_text(Path(folder) / "versions.json", json.dumps(record, indent=2) + "\n")
+    write_text(Path(folder) / VERSIONS_FILE, json.dumps(record, indent=2) + "\n")
 
 
 def _git(root: Path, *arguments: str) -> str:

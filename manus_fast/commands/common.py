@@ -12,8 +12,12 @@ from typing import Any
 
 from manus_fast.errors import UserError
 from manus_fast.ranks import world_size
+from manus_fast.tracking import METRICS_FILE
+from manus_fast.versions import VERSIONS_FILE
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+_OF_A_RUN = (METRICS_FILE, VERSIONS_FILE)
+"""What lies beside a run's config.json."""
 
 
 def shipped(name: str) -> Path:
@@ -65,9 +69,7 @@ def _is_of_a_run(file: Path, own: bool) -> bool:
             f"--model_path: expected the config.json of the run that the model came from, got {str(file)!r}, which "
             f"cannot be read: {why} (mend it, or name a config by --config)"
         ) from error
-    if not isinstance(values, dict):
-        return False
-    return "environment" in values
+    return isinstance(values, dict) and "environment" in values
 
 
 def overrides(flags: Mapping[str, Any], extra: Sequence[str]) -> list[str]:
@@ -84,10 +86,6 @@ def truth(flag: str, text: str | None) -> bool | None:
     if word not in ("true", "false", "1", "0", "yes", "no"):
         raise UserError(f"{flag}: expected true or false, got {text!r}")
     return word in ("true", "1", "yes")
-
-
-_OF_A_RUN = ("metrics.jsonl", "versions.json")
-"""What lies beside a run's config.json."""
 
 
 class Relaunch(Exception):
