@@ -5,10 +5,11 @@
 
 Every seed imitates the demo's expert once (`--sft_seconds` of it; `--start FOLDER` takes FOLDER/seed<n>/sft/model), and
 each algorithm goes on from there for `--seconds`, with the demo's settings and 64 episodes an iteration: 64 tasks for
-PPO, 8 tasks of 8 episodes for the groups. A curve is success on the validation panel (greedy), checked every `--freq`
-environment steps, and success of the training episodes (sampled). Afterwards each policy plays all of valid_unseen.
-With `--jobs 6 --cores 0 1 … 11` six runs go side by side, each on two cores. `--json` is written again after every run,
-so that an interrupted command leaves those that were over.
+PPO, 8 tasks of 8 episodes for the groups. `--set ALGORITHM KEY=VALUE …` gives one of them settings of its own. A curve
+is success on the validation panel (greedy), checked every `--freq` environment steps, and success of the training
+episodes (sampled). Afterwards each policy plays all of valid_unseen. With `--jobs 6 --cores 0 1 … 11` six runs go side
+by side, each on two cores. `--json` is written again after every run, so that an interrupted command leaves those that
+were over.
 """
 
 from __future__ import annotations
@@ -53,8 +54,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", default=None, help="where the curves go")
     parser.add_argument("--plot", default=None, help="where a picture of them goes, .svg or .png")
     parser.add_argument("--from", nargs="+", dest="made", metavar="FILE", help="run nothing: the curves of these files")
+    parser.add_argument(
+        "--set", nargs="+", action="append", default=[], metavar="ALGORITHM KEY=VALUE", help="settings of one algorithm"
+    )
     parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)
+    for name, *settings in arguments.set:
+        if name not in arguments.algorithms or not settings:
+            parser.error(f"--set: expected one of {', '.join(arguments.algorithms)}, then KEY=VALUE, got {name}")
     if arguments.made:
         record = joined([json.loads(Path(file).read_text()) for file in arguments.made])
         _write(record, arguments.json)
@@ -116,8 +123,8 @@ def mean_unseen(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 def _config(arguments: argparse.Namespace, seed: int, name: str, model: Path, *more: str) -> Config:
     out = Path(arguments.output_dir) / f"seed{seed}" / name
-    own = (f"training.seed={seed}", f"training.output_dir={out}", f"model.path={model}", *more)
-    return Config.load(find_config(None, "demo_household"), (*own, *arguments.overrides))
+    own = (f"training.seed={seed}", f"training.output_dir={out}", f"model.path={model}")
+    return Config.load(find_config(None, "demo_household"), (*own, *arguments.overrides, *more))
 
 
 def imitate(arguments: argparse.Namespace, seed: int) -> None:
@@ -139,10 +146,9 @@ def one_run(arguments: argparse.Namespace, item: tuple[int, str]) -> dict[str, A
     if name == "sft":
         config = _config(arguments, seed, name, folder)
         return {"algorithm": name, "seed": seed, **_unseen(config, folder, make_environment(config))}
-    config = _config(
-        arguments, seed, name, folder, f"algorithm={name}", f"training.max_seconds={arguments.seconds}",
-        f"evaluation.freq={arguments.freq}",
-    )  # fmt: skip
+    more = [f"algorithm={name}", f"training.max_seconds={arguments.seconds}", f"evaluation.freq={arguments.freq}"]
+    more += [setting for algorithm, *settings in arguments.set if algorithm == name for setting in settings]
+    config = _config(arguments, seed, name, folder, *more)
     environment, out = make_environment(config), Path(config.training.output_dir)
     shutil.rmtree(out, ignore_errors=True)
     began = time.monotonic()
@@ -207,7 +213,10 @@ def _command(arguments: argparse.Namespace) -> list[str]:
     words += ["--start", "FOLDER"] if arguments.start else ["--sft_seconds", f"{arguments.sft_seconds:g}"]
     for name in ("seconds", "freq"):
         words += [f"--{name}", f"{getattr(arguments, name):g}"]
-    return [*words, *arguments.overrides]
+    words += arguments.overrides
+    for settings in arguments.set:
+        words += ["--set", *settings]
+    return words
 
 
 if __name__ == "__main__":

@@ -85,9 +85,14 @@ def test_runs_begin_from_the_policies_of_a_folder(tmp_path):
     small += ["environment.options.num_valid_unseen=2", "training.num_rollouts=8", "ppo.batch_size=8"]
     words = ["--start", str(tmp_path / "start"), "--output_dir", str(tmp_path / "out"), "--freq", "1"]
     words += ["--seeds", "5", "--algorithms", "grpo", "--seconds", "0.01", "--json", str(tmp_path / "made.json")]
-    main([*words, *small])
+    main([*words, *small, "--set", "grpo", "training.num_rollouts=16"])
     made = json.loads((tmp_path / "made.json").read_text())
     assert [(run["seed"], run["algorithm"]) for run in made["runs"]] == [(5, "grpo"), (5, "sft")]
     assert made["runs"][0]["panel"][0] == [0, 0.0] and len(made["runs"][0]["train"]) >= 1
     assert made["mean_unseen"] == {"sft": 0.0, "grpo": 0.0} and "--start FOLDER --seconds 0.01" in made["command"]
     assert [run["solved"] for run in made["runs"]] == ["00", "00"]
+    assert made["command"].endswith("--set grpo training.num_rollouts=16")
+    config = json.loads((tmp_path / "out" / "seed5" / "grpo" / "config.json").read_text())
+    assert config["training"]["num_rollouts"] == 16 and config["ppo"]["batch_size"] == 8
+    with pytest.raises(SystemExit):
+        main([*words, "--set", "ppo", "ppo.epochs=2"])  # not among the algorithms
