@@ -30,7 +30,8 @@ def learned(records: Sequence[Record]) -> list[str]:
         f"{first['device']}, each run whole in one process of at most {longest / 60:.1f} minutes",
         f"(`{first['command']} …`; `docs/results.md` has curves and times): per cent of",
         f"the {panel['tasks']} generated games of {panel['split']} solved, greedily and at the temperature of training",
-        "(sampled), with 95 % intervals. Each run imitates anew; gains are over its own imitation.",
+        "(sampled), with 95 % intervals. Each run imitates anew; gains are over its own imitation. `docs/alfworld.md`",
+        "has the settings of each, and what broke one of them.",
         *[record["note"] for record in records if record["note"]][:1],
         "",
     ]
@@ -155,6 +156,25 @@ def rates(records: Sequence[Record]) -> list[str]:
         lambda part: "–" if part["seconds_to"][reached] is None else f"{part['seconds_to'][reached]:.0f}",
     )
     return [*lines, ""]
+
+
+def windows(record: Record, peers: Sequence[Record]) -> list[str]:
+    """What has to be known to read the rates of variants that were measured one after another."""
+    alike = [(name, part) for name, part in _runs(record) if part["variant"] != "textworld"]
+    rates = [part["sampled_tokens_per_s"] for _, part in alike]
+    firsts = ", ".join(f"{part['curve'][0]['seconds']:.1f}" for _, part in alike)
+    outside = "; ".join(
+        f"{name} {1e3 * (1 - part['shares']['generation']) * part['seconds'] / part['episodes']:.1f}"
+        for name, part in [*alike, *(run for peer in peers for run in _runs(peer))]
+    )
+    return [
+        "The windows followed one another on a machine whose processors are shared with others, and vLLM's step for a",
+        f"model of this size is the host's work: inside the engine, where the first {len(alike)} columns are alike,",
+        f"the rate changed by {100 * (max(rates) / min(rates) - 1):.0f} %. Their first iterations, the same games from",
+        f"the same weights, took {firsts} s. So their trajectories an hour do not rank them. Milliseconds outside the",
+        f"engine, an episode: {outside}.",
+        "",
+    ]
 
 
 def engines(record: Record) -> list[str]:

@@ -97,11 +97,12 @@ class Bench:
         self.out.mkdir(parents=True, exist_ok=True)
         self.began = time.monotonic()
         self.runs = runs_of(arguments)
-        what = " ".join(arguments.algorithms) + ("" if arguments.variants == ["ours"] else " --variants ")
-        what += "" if arguments.variants == ["ours"] else " ".join(arguments.variants)
+        what = list(arguments.algorithms)
+        what += [] if arguments.variants == ["ours"] else ["--variants", *arguments.variants]
+        what += [word for retry in arguments.retry for word in ("--retry", *retry)]
         self.record: dict[str, Any] = {
             "schema": 1,
-            "command": f"python -m benchmarks.bench_alfworld_training --algorithms {what}",
+            "command": f"python -m benchmarks.bench_alfworld_training --algorithms {' '.join(what)}",
             "commit": git_commit(),
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
             "versions": {name: version for name, version in versions().items() if version is not None},

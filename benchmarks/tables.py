@@ -64,7 +64,10 @@ def page() -> str:
         parts += alfworld_tables.lived(rows)
     if compared := _records("alfworld_compare*.json"):
         parts += ["## Side by side: the same windows of time from one SFT policy", ""]
-        parts += alfworld_tables.rates([*compared, *_records("alfworld_trl.json")])
+        peers = _records("alfworld_trl.json")
+        parts += alfworld_tables.rates([*compared, *peers])
+        for record in compared:
+            parts += alfworld_tables.windows(record, peers)
         for record in _records("alfworld.json"):
             parts += alfworld_tables.engines(record)
     return "\n".join(parts).rstrip() + "\n"

@@ -39,7 +39,7 @@ def record():
 def test_the_panel_before_between_and_after():
     lines = alfworld_tables.learned([record()])
     assert "of 135 million parameters" in lines[0] and "at most 9.0 minutes" in lines[1]
-    assert lines[2].startswith("(`python x …`") and lines[5] == "A note."
+    assert lines[2].startswith("(`python x …`") and lines[6] == "A note."
     assert "| as it came | 10.0 (0.0 to 20.0) | | | |" in lines
     assert (
         "| SFT, 50 steps on 990 episodes | 50.0 (40.0 to 60.0) | 40.0 (30.0 to 50.0) | 32 | 700,000 trained |" in lines
@@ -114,3 +114,19 @@ def test_engines_and_episodes_played_again():
 def test_the_distance_of_sampler_and_trainer_is_that_of_all_iterations():
     (row,) = [line for line in alfworld_tables.rates([record()]) if line.startswith("| log-prob, sampled")]
     assert row.count("0.0045") == 3
+
+
+def test_windows_tell_what_the_machine_changed():
+    first, second, slow = (
+        {"algorithm": "gigpo", "variant": variant, "sampled_tokens_per_s": rate, "seconds": 100.0, "episodes": 1000}
+        | {"shares": {"generation": share}, "curve": [{"seconds": seconds}]}
+        for variant, rate, share, seconds in (
+            ("ours", 8000.0, 0.6, 9.0),
+            ("reference", 10000.0, 0.5, 8.04),
+            ("textworld", 100.0, 0.1, 40.0),
+        )  # fmt: skip
+    )
+    peer = {"parts": {"trl": {**first, "algorithm": "grpo", "variant": "TRL", "shares": {"generation": 0.2}}}}
+    text = "\n".join(alfworld_tables.windows({"parts": {"a": first, "b": second, "c": slow}}, [peer]))
+    assert "the first 2 columns are alike" in text and "changed by 25 %" in text and "took 9.0, 8.0 s" in text
+    assert "an episode: gigpo 40.0; gigpo, reference ops 50.0; grpo, TRL 80.0." in text
