@@ -124,7 +124,7 @@ def test_windows_tell_what_the_machine_changed():
             ("ours", 8000.0, 0.6, 9.0),
             ("reference", 10000.0, 0.5, 8.04),
             ("textworld", 100.0, 0.1, 40.0),
-        )  # fmt: skip
+        )
     )
     peer = {"parts": {"trl": {**first, "algorithm": "grpo", "variant": "TRL", "shares": {"generation": 0.2}}}}
     text = "\n".join(alfworld_tables.windows({"parts": {"a": first, "b": second, "c": slow}}, [peer]))
