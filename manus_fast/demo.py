@@ -18,16 +18,17 @@ from manus_fast.data.demonstrations import demonstrate
 from manus_fast.envs.base import Environment
 from manus_fast.evaluate import Report, evaluate, make_panel
 from manus_fast.finetune import FineTune, training_tasks
-from manus_fast.learn.schedules import Schedule, schedule
+from manus_fast.learn.schedules import Schedule
 from manus_fast.modeling.load import load_model
 from manus_fast.modeling.tiny import make_policy
 from manus_fast.player import Player, make_environment
 from manus_fast.run_config import Config
 from manus_fast.run_folder import Lock, prepare_folder
+from manus_fast.tracking import METRICS_FILE, read_metrics
 from manus_fast.trainer import Trainer
 
 # Layers, width and heads of the small policy, and the scale of its initial weights.
-SHAPE = {"hidden": 128, "layers": 2, "heads": 2, "kv_heads": 1, "intermediate": 256, "initializer_range": 0.04}
+SHAPE = {"hidden": 128, "layers": 2, "heads": 4, "kv_heads": 1, "intermediate": 256, "initializer_range": 0.04}
 
 
 @dataclass
@@ -87,13 +88,18 @@ class Demo:
         return self._measure("PPO", "ppo", time.monotonic() - began)
 
     def imitate_on(self, seconds: float) -> Stage:
-        """The control: the imitating policy goes on with SFT for `seconds`."""
+        """The control: the imitating policy goes on with SFT for `seconds`, at the learning rate where it had stopped.
+
+        It is measured at its best check, of which its start is the first: going on may be of no use, but does no harm.
+        """
         self._empty("control")
         began = time.monotonic()
         config = self.config("control", "sft")
-        # The same learning rate, and enough epochs that only the time ends it: the warm-up is a share of them.
-        rate = Schedule(schedule(config.sft.learning_rate, "sft.learning_rate").start, warmup=0.002)
+        *_, last = (row for row in read_metrics(self.root / "sft" / METRICS_FILE) if "sft/learning_rate" in row)
+        # Enough epochs that only the time ends it: the warm-up is a share of them.
+        rate = Schedule(last["sft/learning_rate"], warmup=0.002)
         more = {"epochs": 1000, "patience": None, "stop_at": None, "time_limit": seconds, "learning_rate": rate}
+        more["check_start"] = True
         config.sft = dataclasses.replace(config.sft, **more)
         FineTune(config, environment=self.environment).run()
         return self._measure("SFT continued", "control", time.monotonic() - began)
