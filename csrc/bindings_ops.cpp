@@ -134,10 +134,10 @@ SlotAttentionArgs slot_attention_args(Arguments& a) {
   return args;
 }
 
-template <typename Number>
-LogitRows<Number> logit_rows(Arguments& a) {
-  LogitRows<Number> args{};
-  args.logits = a.array<const Number>("logits");
+template <typename Logit, typename Number>
+LogitRows<Logit, Number> logit_rows(Arguments& a) {
+  LogitRows<Logit, Number> args{};
+  args.logits = a.array<const Logit>("logits");
   args.target = a.array<const std::int64_t>("target");
   args.temperature = a.array<const Number>("temperature");
   args.one_temperature = a.get<Number>("one_temperature");
@@ -150,19 +150,19 @@ LogitRows<Number> logit_rows(Arguments& a) {
   return args;
 }
 
-template <typename Number>
-LogitRows<Number> logit_rows_forward(Arguments& a) {
-  LogitRows<Number> args = logit_rows<Number>(a);
+template <typename Logit, typename Number>
+LogitRows<Logit, Number> logit_rows_forward(Arguments& a) {
+  LogitRows<Logit, Number> args = logit_rows<Logit, Number>(a);
   args.log_prob = a.array<Number>("log_prob");
   return args;
 }
 
-template <typename Number>
-LogitRows<Number> logit_rows_backward(Arguments& a) {
-  LogitRows<Number> args = logit_rows<Number>(a);
+template <typename Logit, typename Number>
+LogitRows<Logit, Number> logit_rows_backward(Arguments& a) {
+  LogitRows<Logit, Number> args = logit_rows<Logit, Number>(a);
   args.grad_log_prob = a.array<const Number>("grad_log_prob");
   args.grad_entropy = a.array<const Number>("grad_entropy");
-  args.gradient = a.array<Number>("gradient");
+  args.gradient = a.array<Logit>("gradient");
   args.gradient_stride = a.get<std::int64_t>("gradient_stride");
   return args;
 }
@@ -231,6 +231,14 @@ void define(py::module_& module, const char* name, Args (*read)(Arguments&), voi
   });
 }
 
+template <typename Logit, typename Number>
+void define_logprob(py::module_& module, const std::string& suffix) {
+  define(module, ("logprob_statistics_cpu" + suffix).c_str(), &logit_rows_forward<Logit, Number>,
+         &cpu::logprob_statistics<Logit, Number>);
+  define(module, ("logprob_gradient_cpu" + suffix).c_str(), &logit_rows_backward<Logit, Number>,
+         &cpu::logprob_gradient<Logit, Number>);
+}
+
 #if MF_BUILD_CUDA
 // The same, on the GPU: workspace is device memory, stream a cudaStream_t.
 template <typename Args>
@@ -264,10 +272,9 @@ void register_ops(py::module_& module) {
   define(module, "ppo_loss_cpu", &ppo_loss_args, &cpu::ppo_loss);
   define(module, "group_advantages_cpu", &group_args, &cpu::group_advantages);
   define(module, "slot_attention_cpu", &slot_attention_args, &cpu::slot_attention);
-  define(module, "logprob_statistics_cpu", &logit_rows_forward<float>, &cpu::logprob_statistics<float>);
-  define(module, "logprob_statistics_cpu_double", &logit_rows_forward<double>, &cpu::logprob_statistics<double>);
-  define(module, "logprob_gradient_cpu", &logit_rows_backward<float>, &cpu::logprob_gradient<float>);
-  define(module, "logprob_gradient_cpu_double", &logit_rows_backward<double>, &cpu::logprob_gradient<double>);
+  define_logprob<float, float>(module, "");
+  define_logprob<double, double>(module, "_double");
+  define_logprob<BFloat16, float>(module, "_bfloat16");
 #if MF_BUILD_CUDA
   define_cuda(module, "gae_cuda", &gae_args, &cuda::gae);
   define_cuda(module, "ppo_loss_cuda", &ppo_loss_args, &cuda::ppo_loss);

@@ -89,10 +89,15 @@ struct GroupArgs {
   float* advantages;             // [E]
 };
 
-// Rows of logits z under softmax(z / T). Number: float or double. Rows with target < 0 are ignored.
-template <typename Number>
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+// Rows of logits z under softmax(z / T). Number: float or double; Logit: the same, or BFloat16 with float. Rows with
+// target < 0 are ignored.
+template <typename Logit, typename Number = Logit>
 struct LogitRows {
-  const Number* logits;            // [rows, vocabulary], rows `stride` apart
+  const Logit* logits;             // [rows, vocabulary], rows `stride` apart
   const std::int64_t* target;      // [rows], below vocabulary
   const Number* temperature;       // [rows], or null: one_temperature
   Number one_temperature;
@@ -105,7 +110,7 @@ struct LogitRows {
   Number* log_prob;                // [rows], written by logprob_statistics
   const Number* grad_log_prob;     // [rows]
   const Number* grad_entropy;      // [rows], or null: zero
-  Number* gradient;                // [rows, vocabulary], rows `gradient_stride` apart; may be the logits
+  Logit* gradient;                 // [rows, vocabulary], rows `gradient_stride` apart; may be the logits
   std::int64_t gradient_stride;
 };
 
@@ -128,10 +133,10 @@ void gae(const GaeArgs& args);
 void ppo_loss(const PpoLossArgs& args);
 void group_advantages(const GroupArgs& args);
 void slot_attention(const SlotAttentionArgs& args);
-template <typename Number>
-void logprob_statistics(const LogitRows<Number>& args);
-template <typename Number>
-void logprob_gradient(const LogitRows<Number>& args);
+template <typename Logit, typename Number>
+void logprob_statistics(const LogitRows<Logit, Number>& args);
+template <typename Logit, typename Number>
+void logprob_gradient(const LogitRows<Logit, Number>& args);
 }  // namespace cpu
 
 #if MF_BUILD_CUDA

@@ -1,8 +1,11 @@
-// Sixteen numbers at a time in the compiler's vector types (GCC and Clang), for the CPU ops.
+// As many numbers at a time as a register of the machine holds, in the compiler's vector types (GCC and Clang), for the CPU
+// ops. No more: GCC takes comparisons and selections of a wider type apart, into one branch for each number.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#include "ops/ops.h"
 
 // The helpers below are inlined; how vectors would be passed between object files does not matter.
 #pragma GCC diagnostic ignored "-Wpsabi"
@@ -10,17 +13,26 @@
 namespace manus_fast::cpu {
 namespace {
 
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else  // SSE2, NEON
+constexpr int kLanes = 4;
+#endif
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef std::int32_t Ints __attribute__((vector_size(64)));
-typedef std::uint8_t Bytes __attribute__((vector_size(16)));
-typedef double Doubles __attribute__((vector_size(128)));
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef std::int32_t Ints __attribute__((vector_size(4 * kLanes)));
+typedef std::uint32_t Bits __attribute__((vector_size(4 * kLanes)));
+typedef std::uint16_t Shorts __attribute__((vector_size(2 * kLanes)));
+typedef std::uint8_t Bytes __attribute__((vector_size(kLanes)));
+typedef double Doubles __attribute__((vector_size(8 * kLanes)));
 
 #define MF_INLINE inline __attribute__((always_inline))
 
 MF_INLINE Floats splat(float x) { return x - Floats{}; }
 MF_INLINE Floats pick(Ints condition, Floats yes, Floats no) { return condition ? yes : no; }
+// Of two numbers one of which is NaN, the second.
 MF_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
 MF_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
 MF_INLINE Floats clamp(Floats x, float low, float high) { return min(max(x, splat(low)), splat(high)); }
@@ -43,6 +55,33 @@ MF_INLINE void store(float* p, Floats x, int n) {
   }
 }
 
+// bfloat16 is the upper half of a float.
+MF_INLINE Floats load(const BFloat16* p, int n) {
+  Shorts half{};
+  if (n == kLanes) {
+    std::memcpy(&half, p, sizeof(half));
+  } else {
+    std::memcpy(&half, p, sizeof(BFloat16) * static_cast<std::size_t>(n));
+  }
+  const Bits bits = __builtin_convertvector(half, Bits) << 16;
+  Floats out;
+  std::memcpy(&out, &bits, sizeof(out));
+  return out;
+}
+
+// Rounds to the nearest, ties to even.
+MF_INLINE void store(BFloat16* p, Floats x, int n) {
+  Bits bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const Bits rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  const Shorts half = __builtin_convertvector((x == x ? rounded : bits | 0x400000) >> 16, Shorts);
+  if (n == kLanes) {
+    std::memcpy(p, &half, sizeof(half));
+  } else {
+    std::memcpy(p, &half, sizeof(BFloat16) * static_cast<std::size_t>(n));
+  }
+}
+
 MF_INLINE Ints load_mask(const std::uint8_t* p, int n) {
   Bytes out{};
   std::memcpy(&out, p, static_cast<std::size_t>(n));
@@ -60,7 +99,7 @@ struct Exponential {
   Floats remainder;   // e^x - x - 1, without cancellation near 0
 };
 
-// -87 <= x <= 20. e^x = 2^n e^r with |r| <= ln(2) / 2 and a minimax polynomial for (e^r - r - 1) / r^2 (Moshier's Cephes).
+// -88 <= x <= 20. e^x = 2^n e^r with |r| <= ln(2) / 2 and a minimax polynomial for (e^r - r - 1) / r^2 (Moshier's Cephes).
 MF_INLINE Exponential exponential(Floats x) {
   const Floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits are round(x / ln 2)
   const Floats n = shifted - 12582912.0f;
@@ -80,12 +119,8 @@ MF_INLINE Exponential exponential(Floats x) {
   return out;
 }
 
-// e^x for x <= 0, also far below and at -inf; NaN stays NaN.
-MF_INLINE Floats exp_below_zero(Floats x) {
-  constexpr float kLowest = -87.0f;  // e^-87 is the last that is not denormal
-  const Floats some = exponential(max(x, splat(kLowest))).exp;
-  return pick(x < kLowest, Floats{}, pick(x == x, some, x));
-}
+// e^x for x <= 0, also far below and at -inf; NaN stays NaN. At -88 the power of two is 2^-127, whose bits are those of 0.
+MF_INLINE Floats exp_below_zero(Floats x) { return exponential(max(splat(-88.0f), x)).exp; }
 
 }  // namespace
 }  // namespace manus_fast::cpu

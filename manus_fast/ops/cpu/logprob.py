@@ -1,6 +1,6 @@
 """CPU log-prob and entropy from logits: csrc/ops/logprob_cpu.cpp under autograd.
 
-float32 and float64 logits are read where they lie; fp16 and bf16 in bounded chunks of rows, converted to float32.
+float32, float64 and bf16 logits are read where they lie; fp16 in chunks of rows, converted to float32.
 """
 
 import torch
@@ -10,11 +10,13 @@ from manus_fast.ops import dispatch
 from manus_fast.ops.cpu.gae import pointer
 
 CHUNK_BYTES = 64 << 20
+CONVERTED_BYTES = 4 << 20  # of a chunk in float32: it is in the cache when it is read again
+SUFFIXES = {torch.float32: "", torch.float64: "_double", torch.bfloat16: "_bfloat16"}  # what the extension reads
 
 
-def chunk_rows(vocabulary: int, dtype: torch.dtype) -> int:
-    """How many rows of `vocabulary` numbers fit a chunk, at least one."""
-    return max(1, CHUNK_BYTES // (vocabulary * dtype.itemsize))
+def chunk_rows(vocabulary: int, dtype: torch.dtype, nbytes: int | None = None) -> int:
+    """How many rows of `vocabulary` numbers fit a chunk of `nbytes` (default: CHUNK_BYTES), at least one."""
+    return max(1, (CHUNK_BYTES if nbytes is None else nbytes) // (vocabulary * dtype.itemsize))
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -26,17 +28,19 @@ class Rows:
     """What the forward learns of rows of logits `[R, V]`, and their gradient.
 
     target int64 `[R]`, negative for a row to ignore; temperature: a number or a tensor `[R]`; dtype: of the logits,
-    float32 or float64. log_prob, entropy (None when not asked for), top and log_total are `[R]` of that type.
+    float32, float64 or bfloat16. log_prob, entropy (None when not asked for), top and log_total are `[R]` of that type,
+    float32 for bfloat16.
     """
 
     def __init__(self, target: torch.Tensor, temperature, entropy: bool, dtype: torch.dtype):
         self.target = target.contiguous()
+        self.suffix = SUFFIXES[dtype]
+        dtype = compute_dtype(dtype)
         per_row = isinstance(temperature, torch.Tensor)
         self.temperature = temperature.to(dtype).contiguous() if per_row else None
         self.one_temperature = 1.0 if per_row else float(temperature)
         self.log_prob, self.top, self.log_total, *rest = target.new_empty(4 if entropy else 3, len(target), dtype=dtype)
         self.entropy = rest[0] if rest else None
-        self.suffix = "_double" if dtype == torch.float64 else ""
 
     def read(self, logits: torch.Tensor, rows: slice = slice(None)) -> None:
         """Fills log_prob, entropy, top and log_total of `rows` from their logits."""
@@ -68,13 +72,13 @@ class Rows:
 class _Logprob(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, target, temperature, entropy, inplace_backward):
-        dtype = compute_dtype(logits.dtype)
+        dtype = logits.dtype if logits.dtype in SUFFIXES else compute_dtype(logits.dtype)
         state = Rows(target, temperature, entropy, dtype)
         parts = _parts(logits, dtype)
         for rows in parts:
             state.read(logits[rows].to(dtype), rows)
         ctx.save_for_backward(logits)
-        ctx.state, ctx.parts, ctx.inplace = state, parts, inplace_backward
+        ctx.state, ctx.parts, ctx.dtype, ctx.inplace = state, parts, dtype, inplace_backward
         ctx.set_materialize_grads(False)
         return state.log_prob.clone(), state.entropy.clone() if entropy else None
 
@@ -87,7 +91,7 @@ class _Logprob(torch.autograd.Function):
         if ctx.inplace:  # the kernel writes past autograd: whoever else needs the logits is told
             torch.autograd.graph.increment_version(logits)
         for rows in ctx.parts:
-            wide = logits[rows].to(state.top.dtype)
+            wide = logits[rows].to(ctx.dtype)
             own = wide.dtype != logits.dtype  # a chunk of our own, overwritten and rounded back
             written = state.gradient(wide, grad_log_prob, grad_entropy, wide if own else gradient[rows], rows)
             if own:
@@ -97,7 +101,7 @@ class _Logprob(torch.autograd.Function):
 
 def _parts(logits, dtype) -> list[slice]:
     """Rows at a time: all where nothing is converted."""
-    step = max(1, len(logits)) if logits.dtype == dtype else chunk_rows(logits.shape[1], dtype)
+    step = max(1, len(logits)) if logits.dtype == dtype else chunk_rows(logits.shape[1], dtype, CONVERTED_BYTES)
     return [slice(i, min(i + step, len(logits))) for i in range(0, len(logits), step)]
 
 
