@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -138,4 +140,58 @@ TEST_CASE("the gradient may be written over the logits, and rows may lie apart")
     CHECK(apart[i / kVocabulary * kStride + i % kVocabulary] == want[i]);
   }
   for (std::int64_t i = kVocabulary; i < kStride; ++i) CHECK(apart[i] == 7.0f);
+}
+
+TEST_CASE("sums follow a largest logit that grows from chunk to chunk") {
+  constexpr std::int64_t kVocabulary = 2000;
+  Rows<float> rows(2, kVocabulary, 0.8f);
+  for (std::int64_t j = 0; j < kVocabulary; ++j) {
+    rows.logits[j] = 0.01f * float(j);                                               // a little more with each
+    rows.logits[kVocabulary + j] = j < 1000 ? -float(kInfinity) : float(j % 7) - 3;  // nothing in the first
+  }
+  rows.run();
+  for (std::int64_t row = 0; row < 2; ++row) {
+    const std::vector<double> log_p = log_softmax(rows, row);
+    double entropy = 0;
+    for (const double x : log_p) entropy -= std::exp(x) * std::max(x, -1e4);
+    CHECK(std::abs(rows.log_prob[row] - log_p[rows.target[row]]) < 2e-5);
+    CHECK(std::abs(rows.entropy[row] - entropy) < 2e-5);
+  }
+}
+
+TEST_CASE("bfloat16 logits give the results of the same in float, and its gradient rounded once") {
+  constexpr std::int64_t kVocabulary = 37;
+  const auto rounded = [](float x) {  // to the nearest, ties to even
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+    return std::uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  };
+  for (const bool entropy : {false, true}) {
+    Rows<float> rows(3, kVocabulary, 0.8f);
+    std::vector<BFloat16> half(rows.logits.size());
+    for (std::size_t i = 0; i < half.size(); ++i) {
+      half[i].bits = rounded(rows.logits[i]);
+      const std::uint32_t bits = std::uint32_t{half[i].bits} << 16;
+      std::memcpy(&rows.logits[i], &bits, sizeof(bits));
+    }
+    if (!entropy) rows.args.entropy = nullptr, rows.args.grad_entropy = nullptr;
+    rows.run();
+    Rows<float> other(3, kVocabulary, 0.8f);
+    LogitRows<BFloat16, float> args{};
+    args.logits = args.gradient = half.data();  // over the logits
+    args.target = other.target.data();
+    args.one_temperature = 0.8f;
+    args.rows = 3;
+    args.vocabulary = args.stride = args.gradient_stride = kVocabulary;
+    args.top = other.top.data();
+    args.log_total = other.log_total.data();
+    args.log_prob = other.log_prob.data();
+    args.grad_log_prob = other.grad_log_prob.data();
+    if (entropy) args.entropy = other.entropy.data(), args.grad_entropy = other.grad_entropy.data();
+    cpu::logprob_statistics(args);
+    cpu::logprob_gradient(args);
+    CHECK(other.log_prob == rows.log_prob);
+    if (entropy) CHECK(other.entropy == rows.entropy);
+    for (std::size_t i = 0; i < half.size(); ++i) CHECK(half[i].bits == rounded(rows.gradient[i]));
+  }
 }
