@@ -1,6 +1,6 @@
 // Policy-gradient loss on the CPU: loss, its gradient and every statistic in one pass over the tokens.
 //
-// Sixteen tokens at a time in the compiler's vector types (GCC and Clang). Sums are kept in float for a chunk of 512
+// As many tokens at a time as a register holds (ops/vectors.h). Sums are kept in float for a chunk of 512
 // tokens, then in double for a slab, and slabs are added in order: the same result for every number of threads.
 #include <algorithm>
 #include <cstring>
@@ -29,7 +29,7 @@ struct Sums {
   Floats ratio_max, log_ratio_max;
 };
 
-// Tokens [i, i + n), n <= 16.
+// Tokens [i, i + n), n <= kLanes.
 MF_INLINE void tokens(const PpoLossArgs& args, const Constants& constants, std::int64_t i, int n, Sums& sums) {
   const Ints mask = load_mask(args.mask + i, n);
   Floats log_prob = load(args.log_prob + i, n), old_log_prob = load(args.old_log_prob + i, n);
