@@ -74,6 +74,24 @@ def test_boundaries(wrong, dtype):
                 run(cu_seqlens)
 
 
+def test_boundaries_beside_padded_rows_are_refused():
+    """They were not looked at: a packed batch as [1, N] was one row."""
+    mask, x = torch.ones(1, 6, dtype=torch.bool), torch.zeros(1, 6)
+    cu_seqlens, config = torch.tensor([0, 2, 6], dtype=torch.int32), PPOLossConfig(aggregation="seq-mean-token-mean")
+    message = r"^cu_seqlens: expected None with arrays \[B, T\], got boundaries with \[1, 6\]$"
+    with pytest.raises(ValueError, match=message):
+        ppo_loss(x, x, x, mask, denominator=2.0, cu_seqlens=cu_seqlens, config=config)
+    with pytest.raises(ValueError, match=message):
+        loss_denominator(mask, cu_seqlens, config)
+
+
+def test_statistics_of_no_part_are_those_of_an_empty_batch():
+    nothing = call(
+        "ppo_loss", **{name: TOKENS[:0] for name in ("log_prob", "old_log_prob", "advantages")}, mask=MASK[:0]
+    )
+    assert torch.equal(merge_loss_stats(nothing[1][None][:0]), nothing[1])
+
+
 @pytest.mark.parametrize("name", ["mean", "rstd", "denominator"])
 def test_scalars_of_the_loss(name):
     assert torch.equal(call("ppo_loss", **{name: torch.tensor(2.0)})[0], call("ppo_loss", **{name: 2.0})[0])
@@ -132,6 +150,8 @@ def test_other_arguments():
         ppo_loss(*[TOKENS[0]] * 3, MASK[0], denominator=1.0)
     with pytest.raises(ValueError, match=r"^mask: expected bool \[N\] or \[B, T\], got torch.float32 \[6\]$"):
         loss_denominator(MASK.float(), None, PPOLossConfig())
+    with pytest.raises(ValueError, match=r"^config: expected a PPOLossConfig, got dict$"):
+        loss_denominator(MASK, None, {})
     with pytest.raises(ValueError, match=r"^vf_coef: expected a finite number, got nan$"):
         PPOLossConfig(vf_coef=float("nan"))
     with pytest.raises(ValueError, match=r"^stats: expected float64"):

@@ -456,8 +456,43 @@ def test_wrong_arguments_are_named(change, message):
         ({"aggregation": "seq-mean-token-sum-norm"}, "norm_length: expected tokens >= 1"),
         ({"dual_clip": 0.5}, "dual_clip: expected a number > 1 or None"),
         ({"value_clip": 0.0}, "value_clip: expected a number > 0 or None"),
+        ({"clip_range": "0.2"}, "clip_range: expected 0 to 1"),
+        ({"clip_range_high": [1]}, "clip_range: expected 0 to 1"),
+        ({"dual_clip": "3"}, "dual_clip: expected a number > 1 or None, got 3"),
+        ({"value_clip": "1"}, "value_clip: expected a number > 0 or None, got 1"),
+        ({"aggregation": "seq-mean-token-sum-norm", "norm_length": "9"}, "norm_length: expected tokens >= 1"),
+        ({"aggregation": "seq-mean-token-sum-norm", "norm_length": 1.5}, "norm_length: expected tokens >= 1"),
     ],
 )
 def test_wrong_configurations_are_named(wrong, message):
     with pytest.raises(ValueError, match=message):
         PPOLossConfig(**wrong)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_a_dropped_token_does_not_dilute_the_ratio_of_its_row(on, packed):
+    """Left out of the sum and left in the count, it drew the ratio of the whole row towards 1."""
+    arrays = {
+        "log_prob": torch.full((1, 4), -1.0), "old_log_prob": torch.full((1, 4), -1.5),
+        "advantages": torch.ones(1, 4), "mask": torch.ones(1, 4, dtype=torch.bool),
+    }  # fmt: skip
+    arrays["old_log_prob"][0, 1:3] = -math.inf
+    options = {"denominator": 1}
+    if packed:
+        arrays = {name: a.view(-1) for name, a in arrays.items()}
+        options["cu_seqlens"] = torch.tensor([0, 4], dtype=torch.int32)
+    _, stats, _ = run(on, arrays, PPOLossConfig(ratio="sequence", clip="none"), **options)
+    assert stats[STAT_NAMES.index("dropped")] == 2
+    assert loss_metrics(stats)["ratio_mean"] == pytest.approx(math.exp(0.5), rel=1e-5)
+
+
+def test_nothing_but_log_prob_values_and_entropy_has_a_gradient(on):
+    """The reference gave one to the advantages, the weights and the rest, the kernels did not."""
+    arrays = {name: a.to(on[1]) for name, a in make((3, 20)).items()}
+    for array in arrays.values():
+        if array.is_floating_point():
+            array.requires_grad_()
+    scalars = {name: torch.tensor(2.0, device=on[1], requires_grad=True) for name in ("mean", "rstd", "denominator")}
+    ppo_loss(**arrays, **scalars, config=PPOLossConfig(kl_coef=0.1, ent_coef=0.01))[0].backward()
+    with_gradient = {name for name, x in {**arrays, **scalars}.items() if x.grad is not None}
+    assert with_gradient == set(NEED_GRAD)

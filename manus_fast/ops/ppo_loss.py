@@ -5,6 +5,7 @@ ratio (GSPO), arXiv 2507.18071; CISPO, arXiv 2506.13585; KL estimators, http://j
 """
 
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 
 import torch
 
@@ -64,17 +65,18 @@ class PPOLossConfig:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}: expected one of {', '.join(allowed)}, got '{getattr(self, name)}'")
-        if not 0 <= self.clip_range <= 1 or not self.high >= 0:
+        numbers = isinstance(self.clip_range, Real) and isinstance(self.high, Real)
+        if not numbers or not 0 <= self.clip_range <= 1 or not self.high >= 0:
             raise ValueError(f"clip_range: expected 0 to 1 (high >= 0), got {self.clip_range}, high {self.high}")
-        if self.dual_clip is not None and not self.dual_clip > 1:
+        if self.dual_clip is not None and not (isinstance(self.dual_clip, Real) and self.dual_clip > 1):
             raise ValueError(f"dual_clip: expected a number > 1 or None, got {self.dual_clip}")
-        if self.value_clip is not None and not self.value_clip > 0:
+        if self.value_clip is not None and not (isinstance(self.value_clip, Real) and self.value_clip > 0):
             raise ValueError(f"value_clip: expected a number > 0 or None, got {self.value_clip}")
         for name in ("vf_coef", "ent_coef", "kl_coef"):
             if not is_finite(getattr(self, name)):
                 raise ValueError(f"{name}: expected a finite number, got {getattr(self, name)}")
         needs_length = self.aggregation == "seq-mean-token-sum-norm"
-        if needs_length and (self.norm_length is None or not self.norm_length >= 1):
+        if needs_length and not (isinstance(self.norm_length, Integral) and self.norm_length >= 1):
             raise ValueError(f"norm_length: expected tokens >= 1 with {self.aggregation}, got {self.norm_length}")
 
     @property
@@ -112,9 +114,11 @@ def ppo_loss(
     weights: importance-correction weight of the policy term, constant. None: 1.
     values, returns: both or none; old_values besides, unless value_clip is None. values given: a value term.
     ref_log_prob: a KL term; entropy: an entropy term. None: no such term.
-    cu_seqlens: int32 `[R + 1]`, the rows of a packed batch; needed by ratio "sequence" and "seq-mean-token-mean".
+    cu_seqlens: int32 `[R + 1]`, the rows of a packed batch `[N]`; needed there by ratio "sequence" and
+      "seq-mean-token-mean", refused with `[B, T]`, whose rows are its own.
 
-    A token whose log-probability, new or old, is not finite is left out and counted as dropped. Log ratios are clamped
+    Gradients reach nothing but those three, whatever else requires one. A token whose log-probability, new or old, is
+    not finite is left out, of the mean log ratio of its row too, and counted as dropped. Log ratios are clamped
     to ±20, where the gradient is 0; k3 to 10. Returns the loss, a float32 scalar, and float64 statistics
     `[len(STAT_NAMES)]` on the device: `merge_loss_stats` joins them, `loss_metrics` reads them. ValueError for other
     shapes, types or layouts.
@@ -132,8 +136,7 @@ def ppo_loss(
         raise ValueError(f"log_prob: expected float32, got {log_prob.dtype}")
     if log_prob.dim() not in (1, 2):
         raise ValueError(f"log_prob: expected shape [N] or [B, T], got {list(log_prob.shape)}")
-    if not isinstance(config, PPOLossConfig):
-        raise ValueError(f"config: expected a PPOLossConfig, got {type(config).__name__}")
+    _check_config(config)
     arrays = {
         "log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages, "weights": weights,
         "values": values, "old_values": old_values, "returns": returns, "ref_log_prob": ref_log_prob,
@@ -157,11 +160,13 @@ def ppo_loss(
         raise ValueError("old_values: expected with values unless value_clip is None, got None")
     for name, scalar in (("mean", mean), ("rstd", rstd), ("denominator", denominator)):
         check_scalar(name, scalar)
+    mean, rstd, denominator = map(_constant, (mean, rstd, denominator))
     known = not isinstance(denominator, torch.Tensor) or denominator.device.type == "cpu"
     if known and not 0 <= float(denominator) < float("inf"):
         raise ValueError(f"denominator: expected a finite count >= 0, got {float(denominator)}")
-    if cu_seqlens is not None:
-        check_boundaries(cu_seqlens, log_prob.numel(), log_prob.device)
+    _check_rows(log_prob, cu_seqlens)
+    fixed = (old_log_prob, advantages, weights, old_values, returns, ref_log_prob)
+    old_log_prob, advantages, weights, old_values, returns, ref_log_prob = map(_constant, fixed)
     scale, sequence_log_ratio = _by_sequence(log_prob, old_log_prob, mask, cu_seqlens, config)
     run = dispatch.choose("ppo_loss", log_prob.device)
     if log_prob.dtype == torch.float64:
@@ -244,10 +249,10 @@ def loss_denominator(mask: torch.Tensor, cu_seqlens: torch.Tensor | None, config
     "token-mean": tokens in the mask. "seq-mean-*": rows with any, times norm_length for "seq-mean-token-sum-norm".
     """
     check_tensors(mask=mask)
+    _check_config(config)
     if mask.dtype != torch.bool or mask.dim() not in (1, 2):
         raise ValueError(f"mask: expected bool [N] or [B, T], got {mask.dtype} {list(mask.shape)}")
-    if cu_seqlens is not None:
-        check_boundaries(cu_seqlens, mask.numel(), mask.device)
+    _check_rows(mask, cu_seqlens)
     if config.aggregation == "token-mean":
         return mask.sum(dtype=torch.float64)
     count = (_row_sums(mask, cu_seqlens)[0] > 0).sum(dtype=torch.float64)
@@ -255,10 +260,15 @@ def loss_denominator(mask: torch.Tensor, cu_seqlens: torch.Tensor | None, config
 
 
 def merge_loss_stats(stats: torch.Tensor) -> torch.Tensor:
-    """Statistics float64 `[..., len(STAT_NAMES)]` of parts of a batch → of the whole: sums added, maxima taken."""
+    """Statistics float64 `[..., len(STAT_NAMES)]` of parts of a batch → of the whole: sums added, maxima taken.
+
+    Of no part at all: zeros, as of an empty batch.
+    """
     if stats.dtype != torch.float64 or stats.shape[-1:] != (len(STAT_NAMES),):
         raise ValueError(f"stats: expected float64 [..., {len(STAT_NAMES)}], got {stats.dtype} {list(stats.shape)}")
     parts = stats.reshape(-1, len(STAT_NAMES))
+    if not len(parts):
+        return stats.new_zeros(len(STAT_NAMES))
     return torch.cat([parts[:, :-MAXIMA].sum(0), parts[:, -MAXIMA:].amax(0)])
 
 
@@ -286,6 +296,24 @@ def loss_metrics(stats: torch.Tensor) -> dict[str, float]:
     }  # fmt: skip
 
 
+def _constant(x):
+    """x, as the kernels see it: what the reference computes from it must have no gradient either."""
+    return x.detach() if isinstance(x, torch.Tensor) else x
+
+
+def _check_config(config):
+    if not isinstance(config, PPOLossConfig):
+        raise ValueError(f"config: expected a PPOLossConfig, got {type(config).__name__}")
+
+
+def _check_rows(x, cu_seqlens):
+    if cu_seqlens is None:
+        return
+    check_boundaries(cu_seqlens, x.numel(), x.device)
+    if x.dim() != 1:
+        raise ValueError(f"cu_seqlens: expected None with arrays [B, T], got boundaries with {list(x.shape)}")
+
+
 def _by_sequence(log_prob, old_log_prob, mask, cu_seqlens, config):
     """Per-token 1 / (tokens of the row) and the row's mean log ratio, each None where the configuration needs none."""
     mean_of_rows, sequence = config.aggregation == "seq-mean-token-mean", config.ratio == "sequence"
@@ -294,10 +322,14 @@ def _by_sequence(log_prob, old_log_prob, mask, cu_seqlens, config):
     with torch.no_grad():
         finite = mask & torch.isfinite(log_prob) & torch.isfinite(old_log_prob)
         log_ratio = torch.where(finite, log_prob - old_log_prob, 0.0)
-        length, total, row_of = _row_sums(mask, cu_seqlens, log_ratio)
-        length = length.clamp(min=1)
-        scale = (1 / length)[row_of].to(log_prob.dtype) if mean_of_rows else None
-        ratio = (total / length)[row_of].to(log_prob.dtype) if sequence else None
+        # The denominator counts dropped tokens, as it does for every aggregation; a mean of log ratios cannot.
+        scale, ratio = None, None
+        if mean_of_rows:
+            length, _, row_of = _row_sums(mask, cu_seqlens)
+            scale = (1 / length.clamp(min=1))[row_of].to(log_prob.dtype)
+        if sequence:
+            kept, total, row_of = _row_sums(finite, cu_seqlens, log_ratio)
+            ratio = (total / kept.clamp(min=1))[row_of].to(log_prob.dtype)
     return scale, ratio
 
 

@@ -71,7 +71,6 @@ def ppo_loss(
     with torch.no_grad():
         zero = torch.zeros_like(policy)
         ratio = keep(log_ratio.exp())
-        at_stake = counted & (policy == policy)
         returns = zero if values is None else returns
         error = zero if values is None else returns - values
         entropy = zero if entropy is None else entropy
@@ -80,7 +79,7 @@ def ppo_loss(
             clips[0] & counted, clips[1] & counted, clips[2] & counted, value_clipped & counted,
             -token_log_ratio, token_log_ratio.exp() - 1 - token_log_ratio, kl, entropy, ratio, weight, advantage,
             returns, returns.double() ** 2, error, error.double() ** 2,
-            *[at_stake & (ratio > bound) for bound in RATIO_BOUNDS],
+            *[ratio > bound for bound in RATIO_BOUNDS],
         ]  # fmt: skip
         sums = torch.stack([column.double().sum() for column in columns])
         if log_ratio.numel():
@@ -121,4 +120,4 @@ def _kl_term(log_prob, ref_log_prob, kind):
         return k2
     d = (ref_log_prob - log_prob).clamp(-20, 20)
     k3 = (d.exp() - d - 1).clamp(-10, 10)
-    return k3 if kind == "k3" else k3.detach() + k2 - k2.detach()
+    return k3 if kind == "k3" else k3.detach() + (k2 - k2.detach())
