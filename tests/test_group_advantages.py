@@ -176,3 +176,45 @@ def test_one_node_of_a_whole_graph():
 
     whole = torch.compile(step, fullgraph=True, backend="aot_eager")(rewards)
     assert torch.equal(whole, step(rewards))
+
+
+def test_equal_rewards_give_exactly_zero_without_eps(on):
+    assert run(on, [0.1] * 7 + [0.5, 0.5], [1] * 7 + [2] * 2, eps=0.0).tolist() == [0.0] * 9
+
+
+STEPS = {
+    "episode_rewards": torch.tensor([1.0, 0.0]), "step_returns": torch.tensor([0.9, 1.0, 0.1]),
+    "group": torch.tensor([4, 4]), "episode": torch.tensor([0, 0, 1]), "anchor": torch.tensor([11, 12, 11]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        # Of these three a wrong number came: the last episode, one return for every step, a group of another batch.
+        ({"episode": torch.tensor([0, 0, -1])}, "episode: expected indices from 0 to 1, got some from -1 to 0"),
+        ({"step_returns": torch.tensor([1.0])}, r"episode: expected int64 \[1\], got torch.int64 \[3\]"),
+        ({"group": torch.tensor([4, 4, 4])}, r"group: expected int64 \[2\], got torch.int64 \[3\]"),
+        ({"episode": torch.tensor([0, 0, 2])}, "episode: expected indices from 0 to 1, got some from 0 to 2"),
+        ({"episode": torch.tensor([0.0, 0.0, 1.0])}, r"episode: expected int64 \[3\], got torch.float32 \[3\]"),
+        ({"anchor": torch.tensor([11])}, r"anchor: expected int64 \[3\], got torch.int64 \[1\]"),
+        ({"anchor": [11, 12, 11]}, "anchor: expected a tensor, got list"),
+        ({"step_returns": torch.zeros(3).double()}, "step_returns: expected float32 .S., as episode_rewards, got .*"),
+        ({"step_weight": math.nan}, "step_weight: expected a finite number, got nan"),
+    ],
+)
+def test_wrong_steps_are_named(wrong, message):
+    gigpo_advantages(**STEPS)
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        gigpo_advantages(**{**STEPS, **wrong})
+
+
+def test_wrong_arguments_of_the_parts_of_gigpo_are_named():
+    with pytest.raises(ValueError, match=r"^anchor: expected int64 \[3\], got torch.int64 \[1\]$"):
+        step_groups(torch.zeros(3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^group: expected int64 \[S\], got torch.int64 \[1, 3\]$"):
+        step_groups(torch.zeros(1, 3, dtype=torch.int64), torch.zeros(1, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"^cu_seqlens: expected a tensor, got NoneType$"):
+        discounted_returns(torch.zeros(3), None, 0.9)
+    with pytest.raises(ValueError, match=r"^rewards: expected a tensor, got list$"):
+        discounted_returns([1.0], torch.tensor([0, 1], dtype=torch.int32), 0.9)

@@ -27,7 +27,8 @@ def gae(
 
     rewards, values: float32 `[B, T]`, or packed `[N]` with cu_seqlens int32 `[R + 1]` (row r is cu_seqlens[r] to
       cu_seqlens[r + 1], the first 0, the last N). values[t] is the value before token t. float64 runs on the reference.
-    mask: bool, the shape of rewards. What rewards and values hold where it is False is never read.
+    mask: bool, the shape of rewards. What rewards and values hold where it is False is never read, but that the
+      reference, the specification, raises on a reward other than 0 there: it would be lost.
     bootstrap: float32 `[rows]`, the value after the last token of a truncated row and 0 for a finished one.
     turn_id: int32, the shape of rewards, neighbours of one id being one turn; the ids may be any but the two lowest of
       int32, which the GPU kernels keep. None: token level, where gamma and lam act on every step between tokens.

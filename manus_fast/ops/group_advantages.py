@@ -42,11 +42,7 @@ def group_advantages(
         check_tensors(trajectory=trajectory)
     if rewards.dim() != 1 or rewards.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"rewards: expected float32 [E], got {rewards.dtype} {list(rewards.shape)}")
-    for name, ids in (("group", group), ("trajectory", trajectory)):
-        if ids is not None and (ids.dtype != torch.int64 or ids.shape != rewards.shape):
-            raise ValueError(f"{name}: expected int64 {list(rewards.shape)}, got {ids.dtype} {list(ids.shape)}")
-        if ids is not None and ids.device != rewards.device:
-            raise ValueError(f"{name}: expected a tensor on {rewards.device}, got one on {ids.device}")
+    _check_ids(rewards.shape, rewards.device, group=group, **({} if trajectory is None else {"trajectory": trajectory}))
     if not is_finite(eps) or eps < 0:
         raise ValueError(f"eps: expected a finite number >= 0, got {eps}")
     for name, value, allowed in (
@@ -90,7 +86,15 @@ def _(rewards, *_):
 
 
 def step_groups(group: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-    """Ids int64 `[S]`, equal exactly where both group `[S]` and anchor `[S]` (a hash of the raw observation) are."""
+    """Ids int64 `[S]`, equal exactly where both group and anchor (a hash of the raw observation), int64 `[S]`, are.
+
+    ValueError for other shapes, types or devices.
+    """
+    if not torch.compiler.is_compiling():
+        check_tensors(group=group, anchor=anchor)
+        if group.dim() != 1:
+            raise ValueError(f"group: expected int64 [S], got {group.dtype} {list(group.shape)}")
+        _check_ids(group.shape, group.device, group=group, anchor=anchor)
     # Sorted by anchor, then stably by group: equal pairs are neighbours.
     order = torch.argsort(anchor, stable=True)
     order = order[torch.argsort(group[order], stable=True)]
@@ -122,7 +126,12 @@ def gigpo_advantages(
     kind "grpo" divides by the standard deviation on both levels (ALFWorld), "dr_grpo" does not (WebShop).
     unit: "trajectory": each episode counts once in A_episode; "step": once for each of its steps.
     singleton: A_episode of an episode alone in its group, as in `group_advantages`.
+
+    ValueError for other shapes, types or names, and for an episode that is no index; on CUDA, where a look at the
+    indices would wait for the device, they count as right.
     """
+    if not torch.compiler.is_compiling():
+        _check_steps(episode_rewards, step_returns, group, episode, anchor, step_weight)
     of_step = episode_rewards[episode]
     across = group_advantages(
         of_step, group[episode], kind=kind, unit=unit, trajectory=episode, singleton=singleton, eps=eps
@@ -136,8 +145,40 @@ def discounted_returns(rewards: torch.Tensor, cu_seqlens: torch.Tensor, gamma: f
     """R_t = r_t + gamma * R_{t+1} within each episode; rewards float32 `[S]` packed, cu_seqlens int32 `[E + 1]`."""
     from manus_fast.ops.gae import gae
 
+    check_tensors(rewards=rewards, cu_seqlens=cu_seqlens)
     everywhere = torch.ones_like(rewards, dtype=torch.bool)
     return gae(rewards, torch.zeros_like(rewards), everywhere, gamma, 1.0, cu_seqlens=cu_seqlens)[0]
+
+
+def _check_ids(shape, device, **ids):
+    for name, x in ids.items():
+        if x.dtype != torch.int64 or x.shape != shape:
+            raise ValueError(f"{name}: expected int64 {list(shape)}, got {x.dtype} {list(x.shape)}")
+        if x.device != device:
+            raise ValueError(f"{name}: expected a tensor on {device}, got one on {x.device}")
+
+
+def _check_steps(episode_rewards, step_returns, group, episode, anchor, step_weight):
+    """The arguments of `gigpo_advantages` that indexing and broadcasting would bend into another shape."""
+    check_tensors(
+        episode_rewards=episode_rewards, step_returns=step_returns, group=group, episode=episode, anchor=anchor
+    )
+    device = episode_rewards.device
+    for name, x in (("episode_rewards", episode_rewards), ("step_returns", step_returns)):
+        if x.dim() != 1 or x.dtype not in (torch.float32, torch.float64) or x.dtype != episode_rewards.dtype:
+            shape = "[E]" if x is episode_rewards else "[S], as episode_rewards"
+            raise ValueError(f"{name}: expected float32 {shape}, got {x.dtype} {list(x.shape)}")
+        if x.device != device:
+            raise ValueError(f"{name}: expected a tensor on {device}, got one on {x.device}")
+    _check_ids(episode_rewards.shape, device, group=group)
+    _check_ids(step_returns.shape, device, episode=episode, anchor=anchor)
+    if not is_finite(step_weight):
+        raise ValueError(f"step_weight: expected a finite number, got {step_weight}")
+    if device.type == "cpu" and episode.numel():
+        low, high = int(episode.min()), int(episode.max())
+        if low < 0 or high >= episode_rewards.numel():
+            count = episode_rewards.numel()
+            raise ValueError(f"episode: expected indices from 0 to {count - 1}, got some from {low} to {high}")
 
 
 def _first_of(trajectory, valid):

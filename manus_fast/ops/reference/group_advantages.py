@@ -17,11 +17,12 @@ def group_advantages(rewards, group, *, kind, counted, singleton, eps):
             advantages[member] = rewards[member] if singleton == "raw" else 0.0
             continue
         centred = rewards[member].double() - kept.mean()
-        if bool((kept == kept[0]).all()):
-            centred = torch.where(rewards[member] == kept[0], 0.0, centred)  # rounding of the mean is no signal
         if kind == "grpo":
             centred = centred / (kept.std() + eps)
         elif kind == "rloo":
             centred = centred * n / (n - 1)
+        if bool((kept == kept[0]).all()):
+            # The rounding of the mean is no signal, nor is 0 / 0 where eps is 0.
+            centred = torch.where(rewards[member] == kept[0], 0.0, centred)
         advantages[member] = centred.to(rewards.dtype)
     return advantages
