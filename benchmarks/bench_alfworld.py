@@ -15,8 +15,10 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.arguments import Parser, output_file
 from manus_fast.envs.alfworld.native import NativeBatch, NativeEnv
 from manus_fast.envs.alfworld.panels import find_root, find_tasks
 from manus_fast.envs.alfworld.textworld import TextWorldEnv, engine_version
@@ -81,14 +83,14 @@ def measure_batch(root: Path, tasks: list) -> dict[str, float]:
     return {name: statistics.median(values) / worlds[name] for name, values in samples.items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser("alfworld", __doc__)
     parser.add_argument("--data", help="folder of the games; default: as the environment finds them")
     parser.add_argument("--games", type=int, default=8)
     parser.add_argument("--steps", type=int, default=25)
-    parser.add_argument("--json", help="write the results to this file")
+    parser.add_argument("--json", type=output_file, help="write the results to this file")
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     root = find_root(args.data)
     if args.engine:
         measured = measure(args.engine, root, args.games, args.steps)

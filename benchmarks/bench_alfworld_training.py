@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.alfworld_tables import REACHED, VARIANTS, WINDOW
+from benchmarks.arguments import Parser
 from benchmarks.replay_alfworld import write_played
 from benchmarks.rollout_setting import Lockstep
 from benchmarks.slow_worlds import Delay, over_slow_worlds
@@ -335,7 +336,7 @@ def free() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("alfworld_training", __doc__)
     parser.add_argument("--config", default="alfworld_h200", help="a YAML file, or the name of a shipped one")
     parser.add_argument("--data", help="folder of the games; default: as the environment finds them")
     parser.add_argument("--model", help="where it begins: model.path")

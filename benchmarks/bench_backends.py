@@ -10,7 +10,6 @@ iterations sampled token for token the same.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.arguments import Parser, output_file
 from manus_fast.ops.dispatch import forced
 from manus_fast.rollout.summary import summarise
 from manus_fast.run_config import Config
@@ -31,11 +31,11 @@ METRICS = ("train/success", "train/reward", "policy/loss", "critic/loss", "polic
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("backends", __doc__)
     parser.add_argument("--model", required=True, help="the policy that both start from")
     parser.add_argument("--config", default="configs/demo_household.yaml")
     parser.add_argument("--iterations", type=int, default=10)
-    parser.add_argument("--json", default=None, help="where the record goes")
+    parser.add_argument("--json", type=output_file, default=None, help="where the record goes")
     parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:

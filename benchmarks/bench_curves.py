@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import Parser, output_file
 from benchmarks.seeds import add_arguments, over_seeds, side_by_side
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import make_small_policy, measured
@@ -43,7 +44,7 @@ COLOURS = {"ppo": "#3b6fb6", "grpo": "#c8553d", "gigpo": "#4c956c"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("curves", __doc__)
     add_arguments(parser)
     parser.add_argument("--algorithms", nargs="+", default=list(ALGORITHMS))
     parser.add_argument("--seconds", type=float, default=200.0, help="of training, a run")
@@ -51,8 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--freq", type=int, default=4000, help="environment steps between checks")
     parser.add_argument("--output_dir", default="runs/bench_curves", help="one folder a seed is made in it")
     parser.add_argument("--start", default=None, help="a folder with imitating policies, seed<n>/sft/model")
-    parser.add_argument("--json", default=None, help="where the curves go")
-    parser.add_argument("--plot", default=None, help="where a picture of them goes, .svg or .png")
+    parser.add_argument("--json", type=output_file, default=None, help="where the curves go")
+    parser.add_argument("--plot", type=output_file, default=None, help="where a picture of them goes, .svg or .png")
     parser.add_argument("--from", nargs="+", dest="made", metavar="FILE", help="run nothing: the curves of these files")
     parser.add_argument(
         "--set", nargs="+", action="append", default=[], metavar="ALGORITHM KEY=VALUE", help="settings of one algorithm"

@@ -14,7 +14,6 @@ OpenManus-RL holds as parquet files (5.3 trained replies and 5,800 characters).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -26,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import Parser, output_file
 from manus_fast.agent.protocol import Protocol
 from manus_fast.data.build import BuildConfig, build
 from manus_fast.data.load import load_conversations
@@ -51,11 +51,11 @@ _FROM, _ROLE = ("from", "value", "loss"), ("role", "content", "loss")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("data", __doc__)
     parser.add_argument("--rows", type=int, default=2000, help="conversations of a case")
     parser.add_argument("--repeats", type=int, default=7, help="the fastest of so many runs counts")
     parser.add_argument("--data", help="a dataset to measure besides: a file, a folder or a hub name")
-    parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--json", type=output_file, help="write the rows to this file")
     arguments = parser.parse_args(argv)
     rows = []
     for name, sizes in CASES.items():

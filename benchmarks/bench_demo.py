@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import Parser, output_file
 from benchmarks.seeds import add_arguments, over_seeds, side_by_side
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import Demo, Stage
@@ -34,10 +35,10 @@ STARTING = 10
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("demo", __doc__)
     add_arguments(parser)
     parser.add_argument("--output_dir", default="runs/bench_demo", help="one folder a seed is made in it")
-    parser.add_argument("--json", default=None, help="where the rows go")
+    parser.add_argument("--json", type=output_file, default=None, help="where the rows go")
     parser.add_argument("--reuse_sft", action="store_true", help="take the imitating policies that lie in output_dir")
     parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import Parser, output_file
 from benchmarks.seeds import add_arguments, over_seeds
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import make_small_policy
@@ -39,14 +40,14 @@ from manus_fast.versions import git_commit
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("expert_iteration", __doc__)
     add_arguments(parser)
     parser.add_argument("--out", default="runs/bench_expert", help="a folder seed<n> is made in it")
     parser.add_argument("--name", default="run", help="of the rounds' folder and record, to tell variants apart")
     parser.add_argument("--start", action="store_true", help="make the imitating policies that the rounds begin with")
     parser.add_argument("--sft_seconds", type=float, default=240.0, help="of imitation at most, with --start")
     parser.add_argument("--merge", action="store_true", help="gather the seeds' records")
-    parser.add_argument("--json", default=None, help="where --merge writes")
+    parser.add_argument("--json", type=output_file, default=None, help="where --merge writes")
     parser.add_argument("--panel", type=int, default=1024, help="tasks of valid_unseen")
     parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)

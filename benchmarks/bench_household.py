@@ -12,7 +12,6 @@ the package alfworld); `ms` is then per world. With --memory all worlds are play
 what the process holds (resident) after each part, `ms` the mean step of all of them so far, choosing included.
 """
 
-import argparse
 import json
 import random
 import resource
@@ -20,11 +19,13 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.arguments import Parser, output_file
 from manus_fast import _C, envs
 from manus_fast.envs.alfworld.native import NativeBatch
 from manus_fast.envs.alfworld.panels import find_root, find_tasks
@@ -153,16 +154,16 @@ def memory(report: harness.Report, worlds: int, steps: int) -> None:
             report.add(case, "native + str", f"after step {step}", ms, peak_mib=mib)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", help="write the rows to this file")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser("household", __doc__)
+    parser.add_argument("--json", type=output_file, help="write the rows to this file")
     parser.add_argument("--worlds", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--levels", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--data", help="folder of ALFWorld games: compare with TextWorld on them")
     parser.add_argument("--python", default=sys.executable, help="the Python that has the package alfworld")
     parser.add_argument("--memory", type=int, default=0, metavar="STEPS", help="also so many steps of all worlds")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     report = harness.Report("household", harness.device_name("cpu"), harness.Ceilings(1, 1), harness.commit_name())
     if args.memory:
         memory(report, args.worlds, args.memory)

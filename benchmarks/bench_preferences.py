@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.arguments import Parser, output_file
 from benchmarks.bench_expert_iteration import measured, start
 from benchmarks.preferences_tables import table
 from benchmarks.seeds import add_arguments, over_seeds, side_by_side
@@ -78,7 +79,7 @@ NOTE = "DPO's settings were chosen on seed 0 and this panel: its row is no clean
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("preferences", __doc__)
     add_arguments(parser)
     parser.add_argument("--out", default="runs/bench_preferences", help="a folder seed<n> is made in it")
     parser.add_argument("--name", default="run", help="of the folder and record, to tell variants apart")
@@ -98,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--n", type=int, default=4, help="episodes that a judge chooses from")
     parser.add_argument("--panel", type=int, default=512, help="tasks of valid_unseen")
     parser.add_argument("--merge", action="store_true", help="gather the seeds' records")
-    parser.add_argument("--json", default=None, help="where --merge writes")
+    parser.add_argument("--json", type=output_file, default=None, help="where --merge writes")
     parser.add_argument("--note", default=NOTE, help="what --merge says of how the settings were chosen")
     parser.add_argument("overrides", nargs="*", default=[], help="of configs/demo_household.yaml, as KEY=VALUE")
     arguments = parser.parse_args(argv)

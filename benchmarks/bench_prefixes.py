@@ -14,7 +14,6 @@ entry, as a share of the largest entry of its parameter. The rows:
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks import harness
+from benchmarks.arguments import Parser, output_file
 from manus_fast.agent.trajectory import Row, build_rows
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.data.packing import pack
@@ -38,13 +38,15 @@ from manus_fast.search.targets import sibling_episodes
 
 def main(argv: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """Runs the benchmark; returns its rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("prefixes", __doc__)
     parser.add_argument("--model", required=True, help="folder of the policy")
     parser.add_argument("--tasks", type=int, default=24)
     parser.add_argument("--budget_tokens", type=int, default=1000, help="of a task's search")
     parser.add_argument("--batch_size", type=int, default=32, help="rows of a mini-batch")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", default=None, help="write the rows there, in place of this op's on this device")
+    parser.add_argument(
+        "--json", type=output_file, default=None, help="write the rows there, in place of this op's on this device"
+    )
     parser.add_argument("overrides", nargs="*", default=[], help="of configs/expert_household.yaml, as KEY=VALUE")
     arguments = parser.parse_args(argv)
     prepare()

@@ -15,7 +15,6 @@ seconds inside the engine and inside the script are left out.
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import pstats
 import time
@@ -23,6 +22,7 @@ from collections import deque
 
 import numpy as np
 
+from benchmarks.arguments import Parser
 from benchmarks.rollout_games import Case, Games
 from manus_fast.agent.trajectory import build_rows
 from manus_fast.data.packing import pack
@@ -86,7 +86,7 @@ def measure(games: Games, ready: int) -> dict[str, float]:
 
 def main(argv=None) -> dict[str, float]:
     """Runs the benchmark; returns the medians."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_rollout_host")
+    parser = Parser("rollout_host", __doc__)
     parser.add_argument("--tokenizer")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--slots", type=int, default=256)

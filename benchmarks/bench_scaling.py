@@ -13,7 +13,6 @@ from those of the first number of ranks: rounding, as long as the engine samples
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.arguments import Parser, output_file
 from benchmarks.bench_update import QWEN2_1_5B, TINY
 from manus_fast.launch import launch
 from manus_fast.modeling.load import load_tokenizer
@@ -35,13 +35,13 @@ SHAPES = {"qwen2-1.5b": QWEN2_1_5B, "tiny": TINY}
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("scaling", __doc__)
     parser.add_argument("--model", default="smollm2", help="the policy; with --random only its tokenizer")
     parser.add_argument("--random", choices=sorted(SHAPES), help="random weights of this shape")
     parser.add_argument("--config", default="demo_household")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=60.0, help="for each number of ranks")
-    parser.add_argument("--json", default=None, help="where the record goes")
+    parser.add_argument("--json", type=output_file, default=None, help="where the record goes")
     arguments, overrides = parser.parse_known_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         model = arguments.model

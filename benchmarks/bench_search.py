@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import harness
+from benchmarks.arguments import Parser, output_file
 from manus_fast import _C
 from manus_fast.search import TreeBatch
 
@@ -177,9 +178,13 @@ def plot(curves, path: str, device: str) -> None:
 
 
 def parse(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.bench_search")
-    parser.add_argument("--json", metavar="FILE", help="write the rows there, in place of this op's on this device")
-    parser.add_argument("--plot", metavar="FILE", help="draw the cost against trees, actions and depth there")
+    parser = Parser("search", __doc__)
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write the rows there, in place of this op's on this device"
+    )
+    parser.add_argument(
+        "--plot", type=output_file, metavar="FILE", help="draw the cost against trees, actions and depth there"
+    )
     parser.add_argument("--only", default="", help="only backends whose name contains this")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads, ascending from 1")
     parser.add_argument("--quick", action="store_true", help="small cases, for a check that it runs")

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import Parser, output_file
 from benchmarks.seeds import add_arguments, side_by_side
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import measured
@@ -49,12 +50,12 @@ WAYS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("search_grpo", __doc__)
     add_arguments(parser)
     parser.add_argument("--models", required=True, help="folder with seed<n>/sft/model")
     parser.add_argument("--seconds", type=float, default=300.0, help="of training, a run")
     parser.add_argument("--output_dir", default="runs/bench_search_grpo")
-    parser.add_argument("--json", default=None, help="where the curves go")
+    parser.add_argument("--json", type=output_file, default=None, help="where the curves go")
     parser.add_argument("overrides", nargs="*", default=[], help="of the config, as KEY=VALUE")
     arguments = parser.parse_args(argv)
     items = [(seed, way) for seed in arguments.seeds for way in WAYS]

@@ -10,7 +10,6 @@ fitted beforehand on searched training tasks (`--value_tasks`), which no budget 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import Parser, output_file
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.evaluate import make_panel
 from manus_fast.evaluate.metrics import wilson
@@ -50,7 +50,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("search_panel", __doc__)
     parser.add_argument("--model", default=None, help="folder of the policy")
     parser.add_argument("--merge", nargs="+", default=None, help="join the rows of these files, and search nothing")
     parser.add_argument("--split", default="valid_unseen")
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES))
     parser.add_argument("--value_tasks", type=int, default=150, help="training tasks that the value model learns from")
     parser.add_argument("--append", action="store_true", help="keep the rows that the file has")
-    parser.add_argument("--json", default=None, help="where the rows go")
+    parser.add_argument("--json", type=output_file, default=None, help="where the rows go")
     parser.add_argument("overrides", nargs="*", default=[], help="of configs/search_household.yaml, as KEY=VALUE")
     arguments = parser.parse_args(argv)
     if arguments.merge:

@@ -12,7 +12,6 @@ Writes OUT/alfworld_trl.json in the form of `bench_alfworld_training`. Needs trl
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.alfworld_tables import REACHED
+from benchmarks.arguments import Parser
 from benchmarks.bench_alfworld_training import memory, panel_figures, reached
 from benchmarks.rollout_setting import Lockstep
 from manus_fast.agent.trajectory import Row, build_rows
@@ -249,7 +249,7 @@ def arguments_of(config: Config, out: Path, rows: int) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("trl", __doc__)
     parser.add_argument("--config", default="alfworld_h200", help="a YAML file, or the name of a shipped one")
     parser.add_argument("--data", help="folder of the games")
     parser.add_argument("--model", required=True, help="folder of the policy to begin with")

@@ -11,7 +11,6 @@ one step of one world. With --workers that many processes play at the same time,
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -20,9 +19,11 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import Parser, output_file
 from benchmarks.bench_data import cpu
 from manus_fast import envs
 from manus_fast.versions import git_commit
@@ -145,13 +146,13 @@ def worker(steps: int) -> None:
     sys.stdin.readline()  # stays until all have measured
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", help="write the rows to this file")
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = Parser("webshop", __doc__)
+    parser.add_argument("--json", type=output_file, help="write the rows to this file")
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--modes", nargs="+", default=["text", "text_rich", "html", "url"])
     parser.add_argument("--workers", type=int, default=0, help="measure the memory of this many processes instead")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     began = time.perf_counter()
     envs.make("webshop").tasks("test")
     print(f"store open after {time.perf_counter() - began:.2f} s")

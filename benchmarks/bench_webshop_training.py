@@ -10,7 +10,6 @@ With --control a third policy imitates on for as long as PPO took.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.arguments import Parser, output_file
 from benchmarks.data_tables import training
 from manus_fast.commands.common import find_config, prepare
 from manus_fast.demo import Stage, run
@@ -35,14 +35,14 @@ SHAPE = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 4, "intermediate": 1
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser("webshop_training", __doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--out", default="runs/webshop_training", help="seedN/ and seedN.json are made in it")
     parser.add_argument("--cpus", type=int, nargs="+", help="the cores to run on, as many threads as them")
     parser.add_argument("--control", action="store_true", help="also imitate on for as long as PPO took")
     parser.add_argument("--shape", nargs="+", default=[], metavar="NAME=N", help="of the policy: hidden=128 layers=3 …")
     parser.add_argument("--collect", metavar="OUT", help="train nothing: put the seeds in OUT together")
-    parser.add_argument("--json", help="with --collect: where the record goes")
+    parser.add_argument("--json", type=output_file, help="with --collect: where the record goes")
     parser.add_argument("overrides", nargs="*", default=[], help="of configs/demo_webshop.yaml, as KEY=VALUE")
     arguments = parser.parse_args(argv)
     if arguments.collect:

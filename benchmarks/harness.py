@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.arguments import Parser, output_file
+
 # Larger than any L2, and long enough (0.1 ms) for the host to get ahead of the device before the timed region begins.
 FLUSH_BYTES = 512 << 20
 
@@ -228,8 +230,10 @@ def measure_ceilings(device: str, shape: tuple[int, int, int] = (8192, 8192, 819
 
 def parse(argv: Sequence[str] | None, op: str) -> argparse.Namespace:
     """The arguments every benchmark takes."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.bench_{op}")
-    parser.add_argument("--json", metavar="FILE", help="write each row there at once, in place of the one before")
+    parser = Parser(op, None)
+    parser.add_argument(
+        "--json", type=output_file, metavar="FILE", help="write each row there at once, in place of the one before"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="cuda or cpu")
     parser.add_argument("--only", default="", help="only backends whose name contains this")
     parser.add_argument("--quick", action="store_true", help="one small case, for a check that it runs")

@@ -17,8 +17,9 @@ import typer
 from manus_fast import __version__
 from manus_fast.commands import data, env, expert, machine, measure, models, play, preferences, search, serve, train
 from manus_fast.commands.common import Relaunch
-from manus_fast.errors import DONE, OURS, USERS, Terminated, is_users_mistake, sentence, write_log
+from manus_fast.errors import DONE, OURS, USERS, Terminated, UserError, is_users_mistake, sentence, write_log
 from manus_fast.launch import launch
+from manus_fast.paths import undoing
 
 app = typer.Typer(
     name="manus-fast",
@@ -81,6 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = _order(list(sys.argv[1:] if arguments is None else arguments))
     debug = "--debug" in words
     try:
+        _no_nul(words)
         with _sigterm():
             return _invoke(words)
     except _UsageError as error:
@@ -114,7 +116,7 @@ def _invoke(words: list[str]) -> int:
     """Runs a command. Not through typer's own `main`, which makes exit codes of some errors before we see them."""
     command = typer.main.get_command(app)
     try:
-        with command.make_context("manus-fast", words) as context:
+        with undoing(), command.make_context("manus-fast", words) as context:
             command.invoke(context)
         return DONE
     except typer.Exit as end:
@@ -163,6 +165,14 @@ def _usage(error: Any) -> str:
     text = " ".join(error.format_message().split()).rstrip(".")
     context = getattr(error, "ctx", None)
     return f"{text} (see {context.command_path} --help)" if text and context is not None else text
+
+
+def _no_nul(words: Sequence[str]) -> None:
+    """No shell can give a NUL byte; a program that calls us can, and what fails on it later names no argument."""
+    for before, word in zip(["", *words], words, strict=False):
+        if "\0" in word:
+            name = before if before.startswith("--") else "arguments"
+            raise UserError(f"{name}: expected text without NUL bytes, got {word!r}")
 
 
 def _order(words: list[str]) -> list[str]:

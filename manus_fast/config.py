@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from manus_fast.files import write_text
+from manus_fast.paths import check_path
 
 T = TypeVar("T")
 
@@ -94,6 +95,7 @@ def read_yaml(path: str | os.PathLike[str]) -> Any:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    check_path("config", path)
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"config: expected a YAML file, found none at {str(path)!r}")

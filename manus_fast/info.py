@@ -114,11 +114,11 @@ def _model_config(path: str) -> dict[str, Any]:
     """A model's config.json, without loading the model."""
     from transformers import PretrainedConfig
 
-    from manus_fast.modeling.load import check_model_path
+    from manus_fast.modeling.load import find_model
 
     if not path:
         raise ValueError("model.path: expected a model folder or hub name, got none (set it or --model_path)")
-    name = check_model_path(path)
+    name = find_model(path)
     try:
         return PretrainedConfig.get_config_dict(name)[0]
     except OSError as error:

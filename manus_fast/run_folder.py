@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from manus_fast import checkpoint
+from manus_fast.paths import check_path, make_folder, on_failure
 from manus_fast.ranks import Ranks
 
 _log = logging.getLogger(__name__)
@@ -29,14 +30,16 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 def prepare_folder(folder: str | os.PathLike[str]) -> Path:
-    """Makes a run's folder and makes sure that it can be written to, leaving nothing behind.
+    """Makes a run's folder and makes sure that it can be written to, leaving nothing behind; a command that fails while
+    the folder is still empty takes it away again.
 
     Raises:
-        ValueError: it is a file, or this user may not write there.
+        ValueError: it is a file, this user may not write there, or no folder can have that name.
     """
+    check_path("training.output_dir", folder)
     path = Path(folder)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         with tempfile.TemporaryFile(dir=path):  # has no name where the system knows such files: a kill leaves nothing
             pass
     except OSError as error:
@@ -72,7 +75,8 @@ class _Held:
         path = folder / LOCK_FILE
         descriptor = _locked(path)
         # Not `__del__`: this also runs when the interpreter ends with the object alive.
-        weakref.finalize(self, _release, path, descriptor, os.getpid())
+        release = weakref.finalize(self, _release, path, descriptor, os.getpid())
+        on_failure(release)  # the error's traceback keeps this object, and the file would keep the folder
 
 
 _held: weakref.WeakValueDictionary[Path, _Held] = weakref.WeakValueDictionary()
@@ -167,11 +171,11 @@ def open_run(folder: str | os.PathLike[str], resume: bool, ranks: Ranks) -> RunF
         ValueError: it cannot be written to, another process writes there, it holds checkpoints without `resume`, or
             damaged ones only.
     """
-    path = prepare_folder(folder)
+    path = Path(folder)
     lock = newest = refusal = None
-    if ranks.first:
+    if ranks.first:  # before the others, so that the rank which made the folder is the one which holds its lock
         try:
-            lock = Lock(path)
+            lock = Lock(prepare_folder(folder))
             newest = _newest(path, resume)
         except ValueError as error:
             refusal = error
@@ -180,6 +184,7 @@ def open_run(folder: str | os.PathLike[str], resume: bool, ranks: Ranks) -> RunF
     refused = ranks.of_first(None if refusal is None else str(refusal))
     if refused is not None:
         raise ValueError(refused) from refusal
+    prepare_folder(folder)  # on another machine it may be another file system's
     return RunFolder(path, ranks.of_first(newest), lock)
 
 

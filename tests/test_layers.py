@@ -34,6 +34,7 @@ LEAVES = {
     "config",
     "checkpoint",
     "files",
+    "paths",
     "tracking",
     "progress",
     "profile",

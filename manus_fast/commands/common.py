@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from manus_fast.errors import UserError
+from manus_fast.paths import check_path
 from manus_fast.ranks import world_size
 from manus_fast.tracking import METRICS_FILE
 from manus_fast.versions import VERSIONS_FILE
@@ -29,6 +30,7 @@ def shipped(name: str) -> Path:
 def find_config(path: str | Path | None, default: str) -> Path:
     """A config by path, else by name among the shipped ones ("ppo_household" or "ppo_household.yaml")."""
     wanted = str(path or default)
+    check_path("--config", wanted)
     file = Path(wanted)
     if file.is_file():
         return file
@@ -44,6 +46,7 @@ def config_beside(model: str | None) -> Path | None:
     """The resolved config of the run that a model came from, so that it plays in the form that it was trained in."""
     if model is None:
         return None
+    check_path("--model_path", model)
     for folder in (Path(model), *list(Path(model).resolve().parents)[:3]):
         file = folder / "config.json"
         if file.is_file() and _is_of_a_run(file, own=folder == Path(model)):

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +14,7 @@ import typer
 from manus_fast.commands import common, distill
 from manus_fast.errors import UserError
 from manus_fast.files import write_text
+from manus_fast.paths import check_output_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -217,8 +217,10 @@ def stats(
     from manus_fast.data.preferences import holds_preferences, load_preferences
     from manus_fast.data.statistics import PreferenceStatistics, Statistics
 
-    if plot is not None and (not plot.endswith(".svg") or not Path(plot).resolve().parent.is_dir()):
-        raise UserError(f"--plot: expected an .svg file in a folder that exists, got {plot!r}")
+    if plot is not None:
+        check_output_file("--plot", plot)
+        if not plot.endswith(".svg"):
+            raise UserError(f"--plot: expected an .svg file in a folder that exists, got {plot!r}")
     statistics: Statistics | PreferenceStatistics
     if holds_preferences(name, streaming):
         statistics = PreferenceStatistics()

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from manus_fast.paths import check_output_file
+
 app = typer.Typer(help="Makes and checks the games of environments.", no_args_is_help=True)
 
 Seed = Annotated[int, typer.Option("--seed", help="The same seed, the same games on any machine.")]
@@ -42,6 +44,8 @@ def diff(
     output: Annotated[str | None, typer.Option("--output", help="JSON file; default: standard output.")] = None,
 ) -> int:
     """Plays the real engine against the native one; exit code 1 where a single string differs."""
+    if output is not None:
+        check_output_file("--output", output)
     from manus_fast.envs.alfworld.diff import main
 
     return main(data, games=games, random_walks=random_walks, random_steps=random_steps, seed=seed, output=output)

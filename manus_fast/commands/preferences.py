@@ -13,9 +13,12 @@ from manus_fast.commands import common, flags, show
 from manus_fast.commands.flags import ConfigFile, EnvName, ModelPath, Overrides, load_settings, trains
 from manus_fast.commands.train import tell
 from manus_fast.files import whole
+from manus_fast.paths import check_output_file, make_folder
 from manus_fast.ranks import connect
 
-Out = Annotated[str, typer.Option("--out", help="The file to write.")]
+_COLLECTED = "runs/collected/trajectories.jsonl"
+
+Out = Annotated[str | None, typer.Option("--out", help=f"The file to write; default: {_COLLECTED}.")]
 Level = Annotated[str, typer.Option("--level", help="trajectory, or step: the first differing reply.")]
 
 
@@ -65,9 +68,11 @@ def collect(
     tasks: Annotated[int, typer.Option("--tasks", help="Tasks of the training split, drawn by training.seed.")] = 200,
     members: Annotated[int, typer.Option("--members", help="Episodes of each task.")] = 8,
     temperature: Annotated[float | None, typer.Option("--temperature", help="rollout.temperature")] = None,
-    out: Out = "runs/collected/trajectories.jsonl",
+    out: Out = None,
 ) -> None:
     """Lets a model play tasks several times each and writes all episodes."""
+    if out is not None:
+        check_output_file("--out", out)
     beside = common.config_beside(model)
     given: dict[str, Any] = {"model.path": model, "environment.name": env_name, "rollout.temperature": temperature}
     settings = load_settings(config or beside, "ppo_household", given, overrides)
@@ -78,8 +83,8 @@ def collect(
     player = Player(settings, *settings.model.open())
     chosen = training_tasks(player.environment.tasks(settings.environment.split), tasks, settings.training.seed)
     episodes = player.collect(chosen, 0, members)
-    file = Path(out)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file = Path(out or _COLLECTED)
+    make_folder(file.parent)
     with whole(file) as lines:
         for episode in episodes:
             lines.write(json.dumps(episode.to_json()) + "\n")
@@ -105,6 +110,8 @@ def pairs(
     from manus_fast.data.rollout_pairs import episode_pairs, load_trajectories
     from manus_fast.modeling.load import load_tokenizer
 
+    if out is not None:
+        check_output_file("--out", out)
     source = Path(trajectories)
     dropped: Counter[str] = Counter()
     episodes = list(load_trajectories(source, dropped))

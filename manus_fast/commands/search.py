@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +12,7 @@ from manus_fast.commands import common, show
 from manus_fast.commands.flags import ConfigFile, ModelPath, Overrides
 from manus_fast.errors import UserError
 from manus_fast.files import whole, write_text
+from manus_fast.paths import check_output_file
 
 if TYPE_CHECKING:
     from manus_fast.search.base import Tree
@@ -70,8 +70,8 @@ def search(
     if strategy is not None and strategy not in STRATEGIES:
         raise UserError(f"--strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
     for flag, given in (("--draw", draw), ("--preferences", preferences)):
-        if given is not None and (Path(given).is_dir() or not Path(given).parent.is_dir()):
-            raise UserError(f"{flag}: expected a file in a folder that exists, got {given}")
+        if given is not None:
+            check_output_file(flag, given)
     file = common.find_config(config, "search_household")
     flags = {"model.path": model, "search.strategy": strategy, "search.budget_tokens": budget}
     if value_model is not None and reward_model is not None:

@@ -21,6 +21,7 @@ from manus_fast.data.entries import Entry, chosen_sides, conversation_entries, p
 from manus_fast.data.load import load_conversations, renamed
 from manus_fast.data.preferences import Preference, holds_preferences, load_preferences
 from manus_fast.data.schema import Conversation
+from manus_fast.paths import check_path
 
 _SHOWN = 1000
 """Near duplicates of a source that its report lists."""
@@ -180,6 +181,7 @@ class _Files:
     def __enter__(self) -> _Files:
         if not str(self._given):
             raise ValueError("--output_dir: expected a folder, got none")
+        check_path("--output_dir", self._given)
         missing = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from manus_fast.agent.protocol import Protocol
 from manus_fast.data.normalise import normalise
 from manus_fast.data.schema import Conversation, MalformedRow
 from manus_fast.data.sources import read_row
+from manus_fast.paths import check_path
 
 _BOM = b"\xef\xbb\xbf"
 _SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -74,6 +75,7 @@ def read_records(name: str, split: str = "train", streaming: bool = False) -> It
 
 def _parts(name: str, split: str, streaming: bool) -> Iterator[Iterator[Any]]:
     """The records of each file, or of each split of a hub dataset."""
+    check_path("data.name", name)
     path = Path(name)
     if path.is_dir():
         built = path / f"{split}.jsonl"

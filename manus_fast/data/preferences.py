@@ -30,6 +30,7 @@ from manus_fast.data.react import keep_trainable, message_rows
 from manus_fast.data.schema import MAX_CONTENT, MalformedRow, encodable
 from manus_fast.data.sources.pairs import published_pair
 from manus_fast.files import whole
+from manus_fast.paths import make_folder
 
 LEVELS = ("step", "trajectory")
 _SIDES = ("chosen", "rejected")
@@ -259,7 +260,7 @@ def check_tokenizer(name: str, tokenizer: Any) -> None:
 def save_preferences(items: Iterable[Preference], path: str | Path) -> int:
     """Writes preferences.jsonl, whole or not at all, and returns how many lines it has."""
     file = Path(path)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     count = 0
     with whole(file) as out:
         for item in items:

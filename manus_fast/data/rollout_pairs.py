@@ -18,6 +18,7 @@ import numpy as np
 
 from manus_fast.agent.trajectory import Trajectory, Turn, build_rows
 from manus_fast.data.preferences import LEVELS, Preference, encode_rows
+from manus_fast.paths import check_path
 
 BY = ("success", "reward")
 
@@ -28,6 +29,7 @@ def load_trajectories(path: str | Path, dropped: Counter[str]) -> Iterator[Traje
     Raises:
         ValueError: no such file.
     """
+    check_path("trajectories", path)
     file = Path(path)
     if not file.is_file():
         raise ValueError(f"trajectories: expected a trajectories.jsonl, found no file at {str(path)!r}")

@@ -17,6 +17,7 @@ from typing import Any
 from manus_fast.agent.trajectory import Trajectory
 from manus_fast.envs.base import Task
 from manus_fast.files import write_text
+from manus_fast.paths import check_path
 
 SCHEMA = "manus_fast.eval.v1"
 _Z95 = 1.959963984540054
@@ -130,6 +131,7 @@ class Report:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
         """Raises ValueError where the file is missing or no eval.json."""
+        check_path("eval", path)
         file = Path(path)
         if not file.is_file():
             raise ValueError(f"eval: expected an eval.json, found no file at {str(path)!r}")

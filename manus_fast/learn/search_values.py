@@ -22,6 +22,7 @@ from manus_fast.agent.trajectory import Row
 from manus_fast.data.packing import pack
 from manus_fast.learn.minibatch import mini_batches
 from manus_fast.learn.policy import Policy
+from manus_fast.paths import check_path
 from manus_fast.search.base import Node, Tree
 from manus_fast.search.targets import outcomes
 from manus_fast.search.values import prompt_row
@@ -141,6 +142,7 @@ def load_values(model: Any, folder: str | os.PathLike[str]) -> Policy:
     """
     from safetensors.torch import load_file
 
+    check_path("value model", folder)
     file = Path(folder) / FILE
     if not file.is_file():
         raise ValueError(f"value model: expected a folder with {FILE}, got {str(folder)!r}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import logging
 import os
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from manus_fast.modeling import lora, smollm2
+from manus_fast.paths import check_path
 
 _log = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16", "float16")
+_HUB_SECONDS = 10.0
+"""How long the hub may take to say whether it has a model."""
 
 
 def load_model(
@@ -38,7 +42,7 @@ def load_model(
 
     if dtype not in DTYPES:
         raise ValueError(f"model.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-    name = check_model_path(path)
+    name = find_model(path)
     try:
         place = torch.device(device)
     except RuntimeError as error:
@@ -58,7 +62,7 @@ def load_model(
 def _load(name: str, dtype: str, use_flash_attention_2: bool) -> Any:
     if lora.is_adapter_folder(Path(name)):
         # Its base may be another adapter's folder: each one goes over what the one beneath came to.
-        model = _load(check_model_path(lora.base_of(Path(name))), dtype, use_flash_attention_2)
+        model = _load(find_model(lora.base_of(Path(name))), dtype, use_flash_attention_2)
         lora.load_adapter(model, Path(name))
         model.name_or_path = name
         return model
@@ -94,7 +98,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Any:
     """The tokenizer alone; the same refusals as `load_model`. One without a pad token pads with its end token."""
     from transformers import AutoTokenizer
 
-    name = check_model_path(path)
+    name = find_model(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except Exception as error:  # as in _load
@@ -113,6 +117,7 @@ def check_model_path(path: str | os.PathLike[str]) -> str:
         if not smollm2.is_present():
             raise ValueError(f"model: {name} is not on this machine yet: run manus-fast models get {name}")
         return str(smollm2.default_folder())
+    check_path("model", name)
     folder = Path(name)
     if name and folder.is_dir():
         if not (folder / "config.json").is_file() and not lora.is_adapter_folder(folder):
@@ -122,6 +127,42 @@ def check_model_path(path: str | os.PathLike[str]) -> str:
     if folder.exists() or len(parts) > 2 or not all(parts) or name.startswith((".", "~")):
         raise ValueError(f"model: expected a model folder or a hub name, found no folder at {name!r}")
     return name
+
+
+def find_model(path: str | os.PathLike[str]) -> str:
+    """`check_model_path`, and of a hub name that is not in the cache also whether the hub has such a model: it is asked
+    once, where the libraries that load models ask for each of their files many times over before they give up.
+
+    Raises:
+        ValueError: what `check_model_path` refuses; no such model on the hub, or no answer from it.
+    """
+    name = check_model_path(path)
+    if not Path(name).is_dir():
+        _ask_hub(name)
+    return name
+
+
+@functools.lru_cache
+def _ask_hub(name: str) -> None:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        if any(isinstance(try_to_load_from_cache(name, file), str) for file in ("config.json", lora.CONFIG_FILE)):
+            return
+        HfApi().model_info(name, timeout=_HUB_SECONDS)
+        return
+    except (HFValidationError, RepositoryNotFoundError):
+        why = "the hub has no such model, or not for this user"
+    except OfflineModeIsEnabled:
+        why = "the hub may not be asked (HF_HUB_OFFLINE)"
+    except HfHubHTTPError:  # its files may be there all the same, as at a mirror that serves nothing else
+        return
+    except Exception as error:  # no connection: of the type of whichever client that package uses
+        why = f"the hub cannot be asked ({_first(error)})"
+    raise ValueError(
+        f"model: expected a model folder or a hub name, got {name!r}: no such folder, not in the cache, and {why}"
+    )
 
 
 def attention(use_flash_attention_2: bool) -> str:

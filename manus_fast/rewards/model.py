@@ -23,6 +23,7 @@ from torch import nn
 from manus_fast.agent.trajectory import Row
 from manus_fast.modeling.attention import packed_hidden, use_packed_attention
 from manus_fast.modeling.lora import base_model, plain_copy
+from manus_fast.paths import check_path
 
 HEADS = ("outcome", "step")
 WEIGHTS, FACTS = "reward_model.safetensors", "reward_model.json"
@@ -147,6 +148,7 @@ class RewardModel(nn.Module):
         from safetensors.torch import load_file
         from transformers import AutoConfig, AutoModel
 
+        check_path("reward_model.path", folder)
         path = Path(folder)
         path = path if (path / FACTS).is_file() else path / "model"
         if not (path / FACTS).is_file() or not (path / WEIGHTS).is_file():

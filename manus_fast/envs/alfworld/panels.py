@@ -9,6 +9,7 @@ from pathlib import Path
 
 from manus_fast.envs.alfworld.layout import TASK_TYPES
 from manus_fast.envs.base import Task
+from manus_fast.paths import check_path
 
 GAMES_FOLDER = "json_2.1.1"
 """What `alfworld-download` calls the folder of games."""
@@ -24,6 +25,7 @@ def find_root(data_path: str | os.PathLike[str] | None = None) -> Path:
     """The folder that holds the splits: `data_path`, else `$ALFWORLD_DATA`, else `~/.cache/alfworld` (the default
     of `alfworld-download`), or `json_2.1.1` inside it. Raises ValueError, naming the places, where there is none."""
     if data_path is not None:
+        check_path("environment.options.data_path", data_path)
         candidates, source = [Path(data_path).expanduser()], "environment.options.data_path"
     else:
         # Not an option of ours: the variable belongs to the package alfworld and its download script.

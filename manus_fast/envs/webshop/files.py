@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from manus_fast.envs.webshop.reward import Goal, Product
+from manus_fast.paths import check_path
 
 NO_LIMIT = 1_000_000.0
 """The limit of a product that costs so much that no two steps of ten dollars are left above it."""
@@ -50,6 +51,7 @@ class Source:
         Raises:
             ValueError: no such folder, or a file is missing.
         """
+        check_path(_KEY, folder)
         root = Path(folder).expanduser()
         if not root.is_dir():
             raise ValueError(f"{_KEY}: expected a folder with WebShop's items_shuffle*.json, got {folder!r}")
