@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
@@ -68,8 +69,21 @@ def _global(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; anywhere on the line.")] = False,
 ) -> None:
     level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    asked = verbose or debug
+    # What other libraries warn of would stand before the one sentence that says what to mend.
+    logging.basicConfig(level=logging.WARNING if asked else logging.ERROR, format="%(levelname)s: %(message)s")
+    if not asked:
+        _quiet_libraries()
     logging.getLogger("manus_fast").setLevel(level)
+
+
+def _quiet_libraries() -> None:
+    """Has Python's warnings, and the libraries with log handlers of their own, say errors only; what the user has set
+    for them stands. By the environment: some are imported later, or by processes that we start."""
+    for library in ("TRANSFORMERS", "HF_HUB", "DATASETS"):
+        os.environ.setdefault(f"{library}_VERBOSITY", "error")
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +130,7 @@ def _invoke(words: list[str]) -> int:
     """Runs a command. Not through typer's own `main`, which makes exit codes of some errors before we see them."""
     command = typer.main.get_command(app)
     try:
-        with undoing(), command.make_context("manus-fast", words) as context:
+        with warnings.catch_warnings(), undoing(), command.make_context("manus-fast", words) as context:
             command.invoke(context)
         return DONE
     except typer.Exit as end:

@@ -283,9 +283,10 @@ class FineTune(PlayedRun):
         rows, empty = keep_trainable(rows)
         if empty:
             dropped["row without a trainable token"] = empty
-        warn_of_skipped(dropped)
         if not rows:
-            raise ValueError(f"data.name: expected at least one conversation to train on, got none in {name!r}")
+            found = f"{name!r}{reasons(dropped)}"
+            raise ValueError(f"data.name: expected at least one conversation to train on, got none in {found}")
+        warn_of_skipped(dropped)
         return rows
 
     def _rows(self, item: Conversation, number: int) -> list[Row]:
@@ -298,7 +299,16 @@ class FineTune(PlayedRun):
 def warn_of_skipped(dropped: Counter[str]) -> None:
     """Logs how many rows of a dataset were skipped, and why."""
     if dropped:
-        _LOG.warning("data.name: skipped %s", ", ".join(f"{n} ({reason})" for reason, n in dropped.items()))
+        _LOG.warning("data.name: skipped %s", _counted(dropped))
+
+
+def reasons(dropped: Counter[str]) -> str:
+    """How a sentence that refuses a dataset goes on where all its rows were skipped; nothing where it has none."""
+    return f" (skipped: {_counted(dropped)})" if dropped else ""
+
+
+def _counted(dropped: Counter[str]) -> str:
+    return ", ".join(f"{count} ({reason})" for reason, count in dropped.items())
 
 
 def training_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:

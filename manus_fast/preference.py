@@ -19,7 +19,7 @@ from manus_fast.agent.context import ChatFormat, Context
 from manus_fast.data.preferences import Preference, RowPair, fingerprint, load_preferences, preference_rows
 from manus_fast.envs.base import Environment
 from manus_fast.files import write_text
-from manus_fast.finetune import FineTuned, OfflineRun, PlayedRun, warn_of_skipped
+from manus_fast.finetune import FineTuned, OfflineRun, PlayedRun, reasons, warn_of_skipped
 from manus_fast.learn.dpo import DPOObjective
 from manus_fast.learn.offline import OfflineResult
 from manus_fast.learn.reward_model import RewardObjective, accuracy, held_out
@@ -161,8 +161,8 @@ def read_pairs(
         preferences = load_preferences(name, dropped)
     items = list(preferences)
     pairs = preference_rows(items, context, system, max_length=max_length, dropped=dropped)
-    warn_of_skipped(dropped)
     if not pairs:
-        place = "the preferences given" if name is None else repr(name)
+        place = ("the preferences given" if name is None else repr(name)) + reasons(dropped)
         raise ValueError(f"data.name: expected at least one preference pair to train on, got none in {place}")
+    warn_of_skipped(dropped)
     return pairs

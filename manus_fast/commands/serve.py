@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import socket
 from typing import Annotated
@@ -27,8 +26,7 @@ def serve(
     """Serves a model over HTTP until it is interrupted."""
     if engine not in ("auto", "hf", "vllm"):
         raise UserError(f"--engine: expected auto, hf or vllm, got {engine!r}")
-    if not 0 <= port <= 65535:
-        raise UserError(f"--port: expected an integer in [0, 65535], got {port}")
+    _check_address(host, port)
     from manus_fast.modeling.load import find_model
 
     find_model(model)
@@ -49,38 +47,43 @@ def serve(
     from manus_fast.run_config import ModelConfig
 
     common.prepare()
-    listener = _bind(host, port)
     config = RolloutConfig(engine=engine, slots=slots, max_length=max_length, vllm_eager=eager)
     net, tokenizer = ModelConfig(path=model, device=device).open()
     chat = ChatFormat(tokenizer, end_ids(net))
     precision = torch.bfloat16 if next(net.parameters()).device.type == "cuda" else None
     server = Server(make_engine(config, net, chat.end_ids, precision), chat, name or model)
     del net  # hf keeps the model, vLLM has its own copy
-    settings = uvicorn.Config(server.app, host=host, port=port, log_level="info", access_log=False)
     try:
-        with contextlib.suppress(KeyboardInterrupt):  # its signals, which it raises again once all is closed
-            uvicorn.Server(settings).run(sockets=[listener])
+        uvicorn.run(server.app, host=host, port=port, log_level="info", access_log=False)
     finally:
         server.close()
-        listener.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A socket of that address, which nobody can connect to before the server listens. Now, since the engine takes
-    long to start."""
-    if not host:
-        raise UserError("--host: expected an address of this machine, got none")
+def _check_address(host: str, port: int) -> None:
+    """Whether the server will be able to listen there: asked before the engine, which takes long to start.
+
+    Raises:
+        UserError: a name of no address, an address of another machine, a port that is taken or closed to this user.
+    """
+    if not 0 <= port <= 65535:
+        raise UserError(f"--port: expected an integer in [0, 65535], got {port}")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:  # the latter of a name that no DNS can hold
-        raise UserError(f"--host: expected an address of this machine, got {host!r} (it names none)") from error
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # whose last server has just ended, it is free
-    try:
-        listener.bind(address)
-    except OSError as error:
-        listener.close()
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            raise UserError(f"--port: expected a free port of {host}, got {port} ({error.strerror})") from error
-        raise UserError(f"--host: expected an address of this machine, got {host!r} ({error.strerror})") from error
-    return listener
+        # An empty host would be every address of the machine: that is asked for by 0.0.0.0.
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM) if host else []
+    except (OSError, UnicodeError):  # the latter for a name that none can be
+        found = []
+    if not found:
+        raise UserError(f"--host: expected an address of this machine, got {host!r}, which names none")
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(
+                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+            )  # as the server does
+            try:
+                probe.bind(address)
+            except OSError as error:
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    raise UserError(f"--port: expected a free port of {host}, got {port} ({error.strerror})") from error
+                raise UserError(
+                    f"--host: expected an address of this machine, got {host!r} ({error.strerror})"
+                ) from error
