@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 _SHOWN = 60
 """Characters of a path too long to exist that a refusal repeats."""
@@ -58,6 +59,24 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
 def _remove_empty(folder: Path) -> None:
     with suppress(OSError):  # something lies in it, or it is gone
         folder.rmdir()
+
+
+def open_to_add(path: str | os.PathLike[str]) -> TextIO:
+    """A UTF-8 file that lines are added to; `undoing` removes it where it was made here and is still empty.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    file = Path(path).absolute()
+    if not file.exists():
+        on_failure(partial(_remove_blank, file))
+    return file.open("a", encoding="utf-8")
+
+
+def _remove_blank(file: Path) -> None:
+    with suppress(OSError):
+        if file.stat().st_size == 0:
+            file.unlink()
 
 
 def check_path(name: str, path: str | os.PathLike[str]) -> None:

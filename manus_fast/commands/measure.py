@@ -13,6 +13,7 @@ import typer
 from manus_fast.commands import common, show
 from manus_fast.commands.flags import ConfigFile, ModelPath, Overrides
 from manus_fast.errors import UserError
+from manus_fast.paths import check_path
 
 if TYPE_CHECKING:
     from manus_fast.evaluate import Report
@@ -132,6 +133,8 @@ def compare(
     """Compares two evaluations of one panel, task by task."""
     from manus_fast.evaluate import Report, compare
 
+    for letter, name in (("A", a), ("B", b)):
+        check_path(letter, name)
     files = [Path(name) / "eval.json" if Path(name).is_dir() else Path(name) for name in (a, b)]
     show.comparison(compare(*(Report.load(file) for file in files)))
 

@@ -11,6 +11,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from manus_fast.paths import open_to_add
+
 
 class Journal:
     """Append-only. None as path keeps it in memory only.
@@ -28,7 +30,7 @@ class Journal:
             return
         for record in read_lines(path):
             self._take(record)
-        self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115
+        self._file = open_to_add(path)
 
     def __len__(self) -> int:
         return len(self._replies)
