@@ -7,6 +7,7 @@ from learning import tiny_model  # noqa: F401  (one thread)
 
 from benchmarks import bench_curves
 from benchmarks.bench_curves import main
+from manus_fast.errors import UserError
 from benchmarks.curves_tables import section
 
 
@@ -94,5 +95,5 @@ def test_runs_begin_from_the_policies_of_a_folder(tmp_path):
     assert made["command"].endswith("--set grpo training.num_rollouts=16")
     config = json.loads((tmp_path / "out" / "seed5" / "grpo" / "config.json").read_text())
     assert config["training"]["num_rollouts"] == 16 and config["ppo"]["batch_size"] == 8
-    with pytest.raises(SystemExit):
-        main([*words, "--set", "ppo", "ppo.epochs=2"])  # not among the algorithms
+    with pytest.raises(UserError, match="--set: expected one of grpo, then KEY=VALUE, got ppo"):
+        main([*words, "--set", "ppo", "ppo.epochs=2"])
