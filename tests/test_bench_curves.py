@@ -7,8 +7,8 @@ from learning import tiny_model  # noqa: F401  (one thread)
 
 from benchmarks import bench_curves
 from benchmarks.bench_curves import main
-from manus_fast.errors import UserError
 from benchmarks.curves_tables import section
+from manus_fast.errors import UserError
 
 
 def record(*seeds, algorithms=("ppo", "grpo"), commit="abc"):
