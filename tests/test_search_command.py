@@ -52,8 +52,8 @@ def test_a_value_model_is_fitted_by_one_search_and_leads_the_next(policy, tmp_pa
     [
         (["--strategy", "astar"], "--strategy: expected one of greedy, best_of_n"),
         (["search.value=model"], "search.value: expected reward, rollout or verbal"),
-        (["--draw", "nowhere/tree.svg"], "--draw: expected a file in a folder that exists, got nowhere/tree.svg"),
-        (["--preferences", "."], "--preferences: expected a file in a folder that exists, got ."),
+        (["--draw", "nowhere/tree.svg"], "--draw: expected a file in a folder that exists, got 'nowhere/tree.svg'"),
+        (["--preferences", "."], "--preferences: expected a file in a folder that exists, got '.'"),
         (["search.proposals=0"], "search.proposals: expected an integer >= 1, got 0"),
     ],
 )
