@@ -10,7 +10,6 @@ batch's block of memory. mctx runs in the same process when it can be imported. 
 import argparse
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -173,7 +172,6 @@ def plot(curves, path: str, device: str) -> None:
     panels[0].legend()
     figure.suptitle(f"Tree search, {SIMULATIONS} simulations, 1 thread ({device})", fontsize=10)
     figure.tight_layout()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 
 

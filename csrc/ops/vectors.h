@@ -37,33 +37,33 @@ MF_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
 MF_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
 MF_INLINE Floats clamp(Floats x, float low, float high) { return min(max(x, splat(low)), splat(high)); }
 
-MF_INLINE Floats load(const float* p, int n) {
-  Floats out{};
+// The first n numbers of a vector, the others 0; all of them by a copy of a length that the compiler knows.
+template <typename Vector, typename Number>
+MF_INLINE Vector copy_in(const Number* p, int n) {
+  Vector out{};
   if (n == kLanes) {
     std::memcpy(&out, p, sizeof(out));
   } else {
-    std::memcpy(&out, p, sizeof(float) * static_cast<std::size_t>(n));
+    std::memcpy(&out, p, sizeof(Number) * static_cast<std::size_t>(n));
   }
   return out;
 }
 
-MF_INLINE void store(float* p, Floats x, int n) {
+template <typename Vector, typename Number>
+MF_INLINE void copy_out(Number* p, const Vector& x, int n) {
   if (n == kLanes) {
     std::memcpy(p, &x, sizeof(x));
   } else {
-    std::memcpy(p, &x, sizeof(float) * static_cast<std::size_t>(n));
+    std::memcpy(p, &x, sizeof(Number) * static_cast<std::size_t>(n));
   }
 }
 
+MF_INLINE Floats load(const float* p, int n) { return copy_in<Floats>(p, n); }
+MF_INLINE void store(float* p, Floats x, int n) { copy_out(p, x, n); }
+
 // bfloat16 is the upper half of a float.
 MF_INLINE Floats load(const BFloat16* p, int n) {
-  Shorts half{};
-  if (n == kLanes) {
-    std::memcpy(&half, p, sizeof(half));
-  } else {
-    std::memcpy(&half, p, sizeof(BFloat16) * static_cast<std::size_t>(n));
-  }
-  const Bits bits = __builtin_convertvector(half, Bits) << 16;
+  const Bits bits = __builtin_convertvector(copy_in<Shorts>(p, n), Bits) << 16;
   Floats out;
   std::memcpy(&out, &bits, sizeof(out));
   return out;
@@ -74,12 +74,7 @@ MF_INLINE void store(BFloat16* p, Floats x, int n) {
   Bits bits;
   std::memcpy(&bits, &x, sizeof(bits));
   const Bits rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  const Shorts half = __builtin_convertvector((x == x ? rounded : bits | 0x400000) >> 16, Shorts);
-  if (n == kLanes) {
-    std::memcpy(p, &half, sizeof(half));
-  } else {
-    std::memcpy(p, &half, sizeof(BFloat16) * static_cast<std::size_t>(n));
-  }
+  copy_out(p, __builtin_convertvector((x == x ? rounded : bits | 0x400000) >> 16, Shorts), n);
 }
 
 MF_INLINE Ints load_mask(const std::uint8_t* p, int n) {

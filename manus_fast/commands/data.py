@@ -14,7 +14,7 @@ import typer
 from manus_fast.commands import common, distill
 from manus_fast.errors import UserError
 from manus_fast.files import write_text
-from manus_fast.paths import check_output_file, check_path
+from manus_fast.paths import check_output_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +80,6 @@ def build(
 
     if style not in (*STYLES, "none"):
         raise UserError(f"--style: expected one of {', '.join(STYLES)} or none, got {style!r}")
-    check_path("--output_dir", out)
     config = BuildConfig(valid, max_turns, max_chars, similarity, seed, streaming, keep_repeated_ids, chosen)
     protocol = None if style == "none" else Protocol(style)
     report = make([_source(word) for word in sources], out, config, protocol)

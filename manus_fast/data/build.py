@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from manus_fast.agent.protocol import Protocol
@@ -21,7 +20,7 @@ from manus_fast.data.entries import Entry, chosen_sides, conversation_entries, p
 from manus_fast.data.load import load_conversations, renamed
 from manus_fast.data.preferences import Preference, holds_preferences, load_preferences
 from manus_fast.data.schema import Conversation
-from manus_fast.paths import check_path
+from manus_fast.paths import check_path, make_folder, undoing
 
 _SHOWN = 1000
 """Near duplicates of a source that its report lists."""
@@ -84,8 +83,11 @@ def build(
     if not any(weights) or not all(0 <= weight < math.inf for weight in weights):
         raise ValueError(f"sources: expected finite weights >= 0 and one above 0, got {weights}")
     sources = [(name, weight) for name, weight in sources if weight > 0]
+    if not str(out):
+        raise ValueError("--output_dir: expected a folder, got none")
+    check_path("--output_dir", out)
     pairs = _of_pairs(sources, config)
-    with _Files(out, ("train.jsonl", "valid.jsonl", "report.json")) as files:
+    with _files(Path(out), ("train.jsonl", "valid.jsonl", "report.json")) as files:
         duplicates = NearDuplicates(config.similarity)
         report: dict[str, Any] = {"sources": {}, "train": 0, "valid": 0}
         pools: list[tuple[str, float, list[Entry]]] = []
@@ -105,8 +107,8 @@ def build(
         for entry in chosen:
             split = "valid" if is_valid(entry.task, config.valid, config.seed) else "train"
             report[split] += 1
-            files.write(f"{split}.jsonl", json.dumps(_record(entry.item, taken)) + "\n")
-        files.write("report.json", json.dumps(report, indent=2) + "\n")
+            files[f"{split}.jsonl"].write(json.dumps(_record(entry.item, taken)) + "\n")
+        files["report.json"].write(json.dumps(report, indent=2) + "\n")
     return report
 
 
@@ -166,51 +168,21 @@ def _read(
     return kept, {"read": len(kept), "dropped": dict(sorted(dropped.items())), "near_duplicates": alike[:_SHOWN]}
 
 
-class _Files:
-    """Files of a folder that appear together at the end, or not at all where something goes wrong before it."""
-
-    def __init__(self, folder: str | Path, names: Sequence[str]):
-        self._given, self.folder = folder, Path(folder)
-        self._partial = {name: self.folder / f".{name}.{os.getpid()}.partial" for name in names}
-        self._made: list[Path] = []
-        self._open: dict[str, IO[str]] = {}
-
-    def write(self, name: str, text: str) -> None:
-        self._open[name].write(text)
-
-    def __enter__(self) -> _Files:
-        if not str(self._given):
-            raise ValueError("--output_dir: expected a folder, got none")
-        check_path("--output_dir", self._given)
-        missing = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+@contextmanager
+def _files(folder: Path, names: Sequence[str]) -> Iterator[Mapping[str, IO[str]]]:
+    """Files of a folder, by name, that appear together at the end, or not at all where something goes wrong before."""
+    partial = {name: folder / f".{name}.{os.getpid()}.partial" for name in names}
+    with undoing(), ExitStack() as stack:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._made = missing
-            for name, path in self._partial.items():
-                self._open[name] = path.open("w", encoding="utf-8")
+            make_folder(folder)
+            for path in partial.values():
+                stack.callback(path.unlink, missing_ok=True)
+            files = {name: stack.enter_context(path.open("w", encoding="utf-8")) for name, path in partial.items()}
         except OSError as error:
-            self._clear()
             raise ValueError(
-                f"--output_dir: expected a folder that can be written to, got {str(self.folder)!r} ({error.strerror})"
+                f"--output_dir: expected a folder that can be written to, got {str(folder)!r} ({error.strerror})"
             ) from error
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _t: TracebackType | None) -> None:
-        try:
-            for file in self._open.values():
-                file.close()
-            if kind is None:
-                for name, path in self._partial.items():
-                    path.replace(self.folder / name)
-                self._made = []
-        finally:
-            self._clear()
-
-    def _clear(self) -> None:
-        for file in self._open.values():
+        yield files
+        for name, file in files.items():
             file.close()
-        for name in self._open:
-            self._partial[name].unlink(missing_ok=True)
-        for folder in self._made:
-            with contextlib.suppress(OSError):  # somebody else has put something there
-                folder.rmdir()
+            partial[name].replace(folder / name)
