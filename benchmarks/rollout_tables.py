@@ -7,7 +7,7 @@ python -m benchmarks.rollout_tables --check    # exits with 1 where docs/rollout
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from benchmarks import data_tables
@@ -20,9 +20,13 @@ Row = dict[str, Any]
 
 def block(rows: Sequence[Row]) -> list[str]:
     """Lines of Markdown."""
-    played = [row for row in rows if row["pass"] == "collect"]
+    collected = [row for row in rows if row["pass"] == "collect"]
+    played = [row for row in collected if row["case"] == rows[0]["case"]]
     (slow,) = (row for row in played if row["backend"] == "lockstep")
-    return [*_rates(played), "", *_parts(played), "", *_bounds(slow, played), "", *_rest(rows)]
+    usual = [row for row in collected if row["backend"] == "usual"]
+    fewer = [row for row in collected if row not in played and row not in usual]
+    tables = [_rates(played), _parts(played), _bounds(slow, played, usual), *([_slots([*fewer, *played])] if fewer else [])]
+    return [line for table in [*tables, _rest(rows)] for line in [*table, ""]][:-1]
 
 
 def _rates(played: Sequence[Row]) -> list[str]:
@@ -61,8 +65,32 @@ def _parts(played: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _bounds(slow: Row, played: Sequence[Row]) -> list[str]:
-    fast = min((row for row in played if row["backend"].startswith("manus_fast")), key=lambda row: row["ms"])
+def _slots(rows: Sequence[Row]) -> list[str]:
+    """A line for each number of slots: both loops over the same episodes."""
+    lines = [
+        "| | episodes an hour | lockstep | over lockstep | bound | share | where time went: tokens, all slots busy "
+        "| empty slots | prompts, ends of replies | outside `poll` |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for slow in (row for row in rows if row["backend"] == "lockstep"):
+        fast = _fastest(row for row in rows if row["case"] == slow["case"])
+        shares = " | ".join(
+            f"{100 * fast[name] / (fast['ms'] / 1e3):.0f} %" for name in ("decoding_s", "empty_s", "prompts_s", "host_s")
+        )
+        lines.append(
+            f"| {slow['case'].removeprefix('household, ')} | {fast['trajectories_per_hour']:,.0f} "
+            f"| {slow['trajectories_per_hour']:,.0f} | {slow['gain']:.2f} | {slow['bound']:.2f} "
+            f"| {slow['share_of_bound']:.2f} | {shares} |"
+        )
+    return lines
+
+
+def _fastest(rows: Iterable[Row]) -> Row:
+    return min((row for row in rows if row["backend"].startswith("manus_fast")), key=lambda row: row["ms"])
+
+
+def _bounds(slow: Row, played: Sequence[Row], usual: Sequence[Row]) -> list[str]:
+    fast = _fastest(played)
     # All that lockstep took but for its barriers, and the end of a collection without any.
     left = slow["ms"] / 1e3 - slow["empty_s"] - slow["further_s"] + fast["empty_s"]
     return [
@@ -73,6 +101,7 @@ def _bounds(slow: Row, played: Sequence[Row]) -> list[str]:
         f"| with steps as long as lockstep's were | {slow['timed_bound']:.2f} |",
         f"| and slots that stand empty at the end | {slow['ended_bound']:.2f} |",
         f"| and prompts and host that take what they take lockstep | {slow['ms'] / 1e3 / left:.2f} |",
+        *(f"| over lockstep as it is usually written, TextWorld's delays | {row['gain']:.1f} |" for row in usual),
     ]
 
 

@@ -78,10 +78,10 @@ class SlowWorlds:
         self.inner.close()
 
 
-def over_slow_worlds(delay: Delay) -> type[Rollout]:
-    """The rollout loop over worlds of that delay."""
+def over_slow_worlds(delay: Delay, kind: type[Rollout] = Rollout) -> type[Rollout]:
+    """The rollout loop, or another `kind` of it, over worlds of that delay."""
 
-    class SlowRollout(Rollout):
+    class SlowRollout(kind):
         """See over_slow_worlds."""
 
         def __init__(self, engine: Any, envs: AsyncEnvs, *rest: Any, **named: Any):
