@@ -240,8 +240,8 @@ def main(argv=None) -> list[dict]:
         setting.case, setting.tasks = warm, tasks[: case.slots]
         usual = setting.collect(over_slow_worlds(Delay.measured(), UsualWay))
         hourly = 3600 * len(usual[1]) / seconds_of(usual)
-        gain = 3600 * len(trajectories) / stats.seconds / hourly
-        add("usual", "collect", seconds_of(usual), usual[0].stats.sampled_tokens, trajectories_per_hour=hourly, gain=gain)
+        beside = {"trajectories_per_hour": hourly, "gain": 3600 * len(trajectories) / stats.seconds / hourly}
+        add("usual", "collect", seconds_of(usual), usual[0].stats.sampled_tokens, **beside)
     for slots in numbers_of(words, "slots"):
         few = dataclasses.replace(case, slots=slots, episodes=min(len(tasks), max(8 * slots, 24 if quick else 128)))
         setting.case, setting.tasks = few, tasks[: few.episodes]

@@ -25,7 +25,8 @@ def block(rows: Sequence[Row]) -> list[str]:
     (slow,) = (row for row in played if row["backend"] == "lockstep")
     usual = [row for row in collected if row["backend"] == "usual"]
     fewer = [row for row in collected if row not in played and row not in usual]
-    tables = [_rates(played), _parts(played), _bounds(slow, played, usual), *([_slots([*fewer, *played])] if fewer else [])]
+    tables = [_rates(played), _parts(played), _bounds(slow, played, usual)]
+    tables += [_slots([*fewer, *played])] if fewer else []
     return [line for table in [*tables, _rest(rows)] for line in [*table, ""]][:-1]
 
 
@@ -74,9 +75,8 @@ def _slots(rows: Sequence[Row]) -> list[str]:
     ]
     for slow in (row for row in rows if row["backend"] == "lockstep"):
         fast = _fastest(row for row in rows if row["case"] == slow["case"])
-        shares = " | ".join(
-            f"{100 * fast[name] / (fast['ms'] / 1e3):.0f} %" for name in ("decoding_s", "empty_s", "prompts_s", "host_s")
-        )
+        parts = (fast[name] / (fast["ms"] / 1e3) for name in ("decoding_s", "empty_s", "prompts_s", "host_s"))
+        shares = " | ".join(f"{100 * part:.0f} %" for part in parts)
         lines.append(
             f"| {slow['case'].removeprefix('household, ')} | {fast['trajectories_per_hour']:,.0f} "
             f"| {slow['trajectories_per_hour']:,.0f} | {slow['gain']:.2f} | {slow['bound']:.2f} "
