@@ -7,7 +7,7 @@ controller does have state, and gives it to the checkpoint.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 KINDS = ("constant", "linear", "cosine")
@@ -15,9 +15,9 @@ KINDS = ("constant", "linear", "cosine")
 
 @dataclass
 class Schedule:
-    """From `start` to `end` over the course of training, after a linear warm-up from 0.
+    """From `start` to `end` over the course of training, after a linear warm-up from 0 and before a hold at `end`.
 
-    In YAML either a number (constant) or a mapping: `{start: 3e-4, kind: cosine, end: 0, warmup: 0.03}`.
+    In YAML either a number (constant) or a mapping: `{start: 3e-4, kind: cosine, end: 0, warmup: 0.03, hold: 0.2}`.
     """
 
     start: float
@@ -27,12 +27,19 @@ class Schedule:
     """Value at the end of training (linear and cosine)."""
     warmup: float = 0.0
     """Share of training, in [0, 1), over which the value rises linearly from 0 to `start`."""
+    hold: float = 0.0
+    """Share of training, in [0, 1), at its end, over which the value stays at `end` (linear and cosine)."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"schedule.kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
-        if not 0.0 <= self.warmup < 1.0:
-            raise ValueError(f"schedule.warmup: expected a share in [0, 1), got {self.warmup}")
+        for name in ("warmup", "hold"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"schedule.{name}: expected a share in [0, 1), got {getattr(self, name)}")
+        if self.kind == "constant" and self.hold:
+            raise ValueError(f"schedule.hold: expected 0 with kind constant, which has no end, got {self.hold}")
+        if not self.warmup + self.hold < 1.0:
+            raise ValueError(f"schedule.hold: expected warmup + hold below 1, got {self.warmup} + {self.hold}")
         for name in ("start", "end"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"schedule.{name}: expected a finite number >= 0, got {getattr(self, name)}")
@@ -44,7 +51,10 @@ class Schedule:
             return self.start * progress / self.warmup
         if self.kind == "constant":
             return self.start
-        done = (progress - self.warmup) / (1.0 - self.warmup)
+        held = 1.0 - self.hold
+        if progress >= held:
+            return self.end
+        done = (progress - self.warmup) / (held - self.warmup)
         if self.kind == "cosine":
             done = 0.5 * (1.0 - math.cos(math.pi * done))
         return self.start + (self.end - self.start) * done
@@ -53,6 +63,9 @@ class Schedule:
     def always_zero(self) -> bool:
         """True when the value is 0 throughout, so that what it multiplies need never be computed."""
         return self.start == 0.0 and (self.kind == "constant" or self.end == 0.0)
+
+
+KEYS = tuple(field.name for field in fields(Schedule))
 
 
 def schedule(value: Any, key: str) -> Schedule:
@@ -65,9 +78,8 @@ def schedule(value: Any, key: str) -> Schedule:
         return value
     try:
         if isinstance(value, dict):
-            unknown = sorted(set(value) - {"start", "kind", "end", "warmup"})
-            if unknown or "start" not in value:
-                raise ValueError(f"schedule: expected start, kind, end, warmup, got {', '.join(map(str, value))}")
+            if "start" not in value or not set(value) <= set(KEYS):
+                raise ValueError(f"schedule: expected {', '.join(KEYS)}, got {', '.join(map(str, value))}")
             return Schedule(**{k: v if k == "kind" else float(v) for k, v in value.items()})
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return Schedule(float(value))
