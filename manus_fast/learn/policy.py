@@ -27,8 +27,9 @@ from manus_fast.data.prefixes import PrefixTree
 from manus_fast.learn import beside
 from manus_fast.modeling import attention
 from manus_fast.modeling.attention import PackedRows as RowsPlan
-from manus_fast.modeling.attention import planned_hidden, use_packed_attention
+from manus_fast.modeling.attention import use_packed_attention
 from manus_fast.modeling.flops import Work, forward_flops
+from manus_fast.modeling.last_layer import hidden_at
 from manus_fast.modeling.lora import AdapterFolder, apart_weights, base_model, has_adapters, merged_weights, plain_copy
 from manus_fast.modeling.tree_attention import TreePlan
 from manus_fast.ops import linear_logprob
@@ -229,7 +230,7 @@ class Policy(nn.Module):
 
         pick = _pick if packed.node is None else _pick_shared
 
-        def tokens_of(hidden: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        def tokens_of(before: torch.Tensor, at_ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
             weight, bias, scale, softcap = lm_head(self.model)
             log_probs, entropies = linear_logprob(
                 before.to(weight.dtype),
@@ -242,15 +243,14 @@ class Policy(nn.Module):
             )
             return spread(log_probs), None if entropies is None else spread(entropies)
 
-        def values_of(hidden: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def values_of(before: torch.Tensor, at_ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             head = self.value_head
-            at_ends = hidden.index_select(0, ends)
             return spread(head(before.float()).squeeze(-1)), head(at_ends.float()).squeeze(-1)
 
         def through(trunk: nn.Module, *uses: Callable[..., tuple]) -> tuple:
-            hidden = planned_hidden(trunk, ids, positions, plan)
-            before = pick(hidden, predicts)
-            return sum((use(hidden, before) for use in uses), ())
+            hidden, (at, last) = hidden_at(trunk, ids, positions, plan, predicts, ends)
+            before, at_ends = pick(hidden, at), hidden.index_select(0, last)
+            return sum((use(before, at_ends) for use in uses), ())
 
         if not log_prob:
             results = (None, None, *through(self.model if self.critic is None else self.critic, values_of))

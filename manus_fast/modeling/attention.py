@@ -200,16 +200,21 @@ class PackedRows:
                     f"cu_seqlens: expected rows that cover {query.shape[2]} tokens, got {sum(self._lengths)}"
                 )
         if kernel_takes(query.device, query.dtype, query.shape[3]) and value.shape == key.shape:
-            if self._seen is None:
-                self._seen = torch.cat([torch.arange(1, n + 1) for n in (0, *self._lengths)])
             spans = (self.cu_seqlens, self.cu_seqlens)
             scale = query.shape[3] ** -0.5 if scale is None else scale
-            return packed_attention(*(x[0].transpose(0, 1) for x in (query, key, value)), *spans, self._seen, scale)
+            return packed_attention(*(x[0].transpose(0, 1) for x in (query, key, value)), *spans, self.seen(), scale)
         rows = [
             F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
             for q, k, v in zip(*(x.split(self._lengths, dim=2) for x in (query, key, value)), strict=True)
         ]
         return torch.cat(rows, dim=2)[0].transpose(0, 1)
+
+    def seen(self) -> torch.Tensor:
+        """int64 [N], on the CPU: how many tokens of its row a token sees, itself included."""
+        if self._seen is None:
+            starts, lengths = self.cu_seqlens[:-1].long(), self.cu_seqlens.diff().long()
+            self._seen = torch.arange(1, int(self.cu_seqlens[-1]) + 1) - starts.repeat_interleave(lengths)
+        return self._seen
 
 
 def varlen_causal(
