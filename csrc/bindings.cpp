@@ -21,6 +21,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("quota_cores", &manus_fast::quota_cores, py::arg("cgroups") = "/proc/self/cgroup",
              py::arg("root") = "/sys/fs/cgroup");
   module.def("num_threads", &manus_fast::num_threads);
+  module.def("run_inline", &manus_fast::run_inline, py::arg("on"));
   module.def("keep_freed_memory", &manus_fast::keep_freed_memory);
   py::dict build;
   build["cuda"] = bool(MF_BUILD_CUDA);

@@ -134,6 +134,39 @@ SlotAttentionArgs slot_attention_args(Arguments& a) {
   return args;
 }
 
+PackedAttentionArgs packed_attention_args(Arguments& a) {
+  PackedAttentionArgs args{};
+  args.query = a.array<const float>("query");
+  args.key = a.array<const float>("key");
+  args.value = a.array<const float>("value");
+  args.query_token = a.get<std::int64_t>("query_token");
+  args.query_head = a.get<std::int64_t>("query_head");
+  args.key_token = a.get<std::int64_t>("key_token");
+  args.key_head = a.get<std::int64_t>("key_head");
+  args.value_token = a.get<std::int64_t>("value_token");
+  args.value_head = a.get<std::int64_t>("value_head");
+  args.cu_queries = a.array<const std::int32_t>("cu_queries");
+  args.cu_keys = a.array<const std::int32_t>("cu_keys");
+  args.seen = a.array<const std::int64_t>("seen");
+  args.rows = a.get<std::int64_t>("rows");
+  args.heads = a.get<std::int64_t>("heads");
+  args.group = a.get<std::int64_t>("group");
+  args.dim = a.get<std::int64_t>("dim");
+  args.scale = a.get<float>("scale");
+  args.output = a.array<float>("output");
+  args.log_sum = a.array<float>("log_sum");
+  return args;
+}
+
+PackedAttentionArgs packed_attention_backward_args(Arguments& a) {
+  PackedAttentionArgs args = packed_attention_args(a);
+  args.grad_output = a.array<const float>("grad_output");
+  args.grad_query = a.array<float>("grad_query");
+  args.grad_key = a.array<float>("grad_key");
+  args.grad_value = a.array<float>("grad_value");
+  return args;
+}
+
 template <typename Logit, typename Number>
 LogitRows<Logit, Number> logit_rows(Arguments& a) {
   LogitRows<Logit, Number> args{};
@@ -272,6 +305,8 @@ void register_ops(py::module_& module) {
   define(module, "ppo_loss_cpu", &ppo_loss_args, &cpu::ppo_loss);
   define(module, "group_advantages_cpu", &group_args, &cpu::group_advantages);
   define(module, "slot_attention_cpu", &slot_attention_args, &cpu::slot_attention);
+  define(module, "packed_attention_cpu", &packed_attention_args, &cpu::packed_attention);
+  define(module, "packed_attention_gradient_cpu", &packed_attention_backward_args, &cpu::packed_attention_gradient);
   define_logprob<float, float>(module, "");
   define_logprob<double, double>(module, "_double");
   define_logprob<BFloat16, float>(module, "_bfloat16");

@@ -150,6 +150,23 @@ def test_a_fresh_critic_predicts_zero_and_a_separate_one_leaves_the_policy_alone
     assert any(p.grad is not None and p.grad.abs().max() > 0 for p in policy.critic.parameters())
 
 
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_values_alone_are_those_that_come_with_the_scores(critic, monkeypatch):
+    policy = Policy(tiny_model(), critic=critic)
+    torch.nn.init.normal_(policy.value_head.weight)
+    packed = pack(random_rows(6))
+    both = policy.score_all(packed, value=True, max_rows=4)
+    if critic == "separate":  # no pass through the policy
+        monkeypatch.setattr(policy.model, "forward", None)
+        monkeypatch.setattr(policy.model.base_model, "forward", None)
+    alone = policy.score_all(packed, log_prob=False, value=True, max_rows=4)
+    assert alone.log_prob is None and alone.entropy is None
+    assert torch.equal(alone.value, both.value) and torch.equal(alone.last_value, both.last_value)
+    for asked in ({"log_prob": False}, {"log_prob": False, "value": True, "entropy": True}):
+        with pytest.raises(ValueError, match="log_prob: expected True"):
+            policy.score(packed, **asked)
+
+
 def test_rows_without_trainable_tokens_score_to_zero():
     rows = random_rows(2)
     for row in rows:

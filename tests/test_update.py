@@ -1,5 +1,6 @@
 import contextlib
 import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -334,6 +335,22 @@ def test_sampled_log_probs_that_are_not_finite_drop_their_token_only():
         _, stats, _ = run(config, rows, policy=policy, reference=reference)
         assert stats["policy/dropped_tokens"] == 1.0 and stats["update/skipped_steps"] == 0
     assert math.isfinite(stats["policy/ref_kl"]) and math.isfinite(stats["advantage/std"])
+
+
+@pytest.mark.parametrize("critic", ["shared", "separate"])
+def test_sampled_log_probs_for_old_ones_give_the_same_step(critic):
+    """Where the engine reports what the policy says, taking its word changes nothing; values are scored still."""
+    rows = copy.deepcopy(ROWS)
+    config = PPOConfig(batch_size=4, critic=critic)
+    said = Policy(tiny_model()).score_all(module.pack(rows)).log_prob
+    for row, log_prob in zip(rows, said.split([len(row) for row in rows]), strict=True):
+        row.log_prob[:] = log_prob.numpy()
+    scored, stats, _ = run(config, rows, learning_rate=1e-3)
+    bypassed, others, _ = run(dataclasses.replace(config, bypass_old=True), rows, learning_rate=1e-3)
+    for name, weight in scored.state_dict().items():
+        torch.testing.assert_close(bypassed.state_dict()[name], weight, rtol=1e-4, atol=1e-6)
+    assert others["policy/entropy"] == pytest.approx(stats["policy/entropy"], rel=0.02)
+    assert "correction/gap_mean" in stats and "correction/gap_mean" not in others
 
 
 def test_group_advantages_train_without_a_critic():

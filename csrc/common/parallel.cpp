@@ -27,6 +27,7 @@ namespace {
 using Body = std::function<void(std::int64_t, std::int64_t)>;
 
 thread_local bool inside_pool = false;
+thread_local bool inline_only = false;
 
 // Waking a sleeping thread costs tens of microseconds, as much as a small loop: both sides look around for
 // about that long before they sleep, so that loops that follow each other closely find the threads awake.
@@ -289,6 +290,8 @@ void set_num_threads(int n) {
   wanted_threads.store(n);
 }
 
+void run_inline(bool on) { inline_only = on; }
+
 namespace {
 
 // Runs the phases (the second may be null) on the pool, or inline where one chunk is enough.
@@ -296,7 +299,7 @@ void run_parallel(std::int64_t n, std::int64_t grain, const Body& first, const B
   if (n <= 0) return;
   grain = std::max<std::int64_t>(1, grain);
   const int threads = num_threads();
-  if (threads == 1 || n <= grain || inside_pool) {
+  if (threads == 1 || n <= grain || inside_pool || inline_only) {
     first(0, n);
     if (second) (*second)(0, n);
     return;

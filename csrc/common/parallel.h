@@ -17,6 +17,9 @@ inline constexpr int kMaxThreads = 1024;
 int num_threads();
 void set_num_threads(int n);
 
+// Whether loops of the calling thread run inline: one of several threads that keep the cores busy between them.
+void run_inline(bool on);
+
 // The cores that the CPU quotas of this process's control groups (version 2: cpu.max; version 1: cpu.cfs_quota_us) are
 // worth, rounded up; 0 where there are none. `cgroups` stands for /proc/self/cgroup, `root` for /sys/fs/cgroup.
 int quota_cores(const std::string& cgroups, const std::string& root);

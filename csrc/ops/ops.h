@@ -128,11 +128,33 @@ struct SlotAttentionArgs {
   float* output;                 // [n, heads, group, dim]
 };
 
+// Rows laid end to end, each query over the first keys of its row; query head h * group + g shares key head h.
+struct PackedAttentionArgs {
+  const float* query;             // [queries, heads * group, dim], unit stride along dim
+  const float* key;               // [keys, heads, dim], the same
+  const float* value;             // [keys, heads, dim], the same
+  std::int64_t query_token, query_head, key_token, key_head, value_token, value_head;  // strides
+  const std::int32_t* cu_queries; // [rows + 1]
+  const std::int32_t* cu_keys;    // [rows + 1]
+  const std::int64_t* seen;       // [queries], from 1 to the row's number of keys
+  std::int64_t rows, heads, group;
+  std::int64_t dim;               // a multiple of 16, at most kMaxHeadDim
+  float scale;
+  float* output;                  // [queries, heads * group, dim]; the backward reads it, as log_sum
+  float* log_sum;                 // [queries, heads * group]: log of the sum of e^score
+  const float* grad_output;       // [queries, heads * group, dim]
+  float* grad_query;              // [queries, heads * group, dim]
+  float* grad_key;                // [keys, heads, dim]
+  float* grad_value;              // [keys, heads, dim]
+};
+
 namespace cpu {
 void gae(const GaeArgs& args);
 void ppo_loss(const PpoLossArgs& args);
 void group_advantages(const GroupArgs& args);
 void slot_attention(const SlotAttentionArgs& args);
+void packed_attention(const PackedAttentionArgs& args);
+void packed_attention_gradient(const PackedAttentionArgs& args);
 template <typename Logit, typename Number>
 void logprob_statistics(const LogitRows<Logit, Number>& args);
 template <typename Logit, typename Number>

@@ -152,6 +152,7 @@ class SingleProcessBackend:
                 self._masters[name] = exact[name]
                 parameter.register_post_accumulate_grad_hook(self._accumulator(self._masters[name]))
         self.optimizer = adamw(self._masters.items(), self.optimizer_config)
+        policy.side_by_side = True
 
     @staticmethod
     def _accumulator(master: torch.Tensor) -> Any:

@@ -55,6 +55,7 @@ class DataParallelBackend(RankSums, SingleProcessBackend):
         ranks: Ranks | None = None,
     ):
         super().__init__(policy, config, optimizer, dtype)
+        policy.side_by_side = False  # buckets are sent as gradients arrive, in one order on all ranks
         ranks = ranks or Ranks()
         self.rank, self.world_size = ranks.rank, ranks.size
         with torch.no_grad():

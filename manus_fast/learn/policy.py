@@ -24,10 +24,12 @@ from torch import nn
 from manus_fast.agent.trajectory import Row
 from manus_fast.data.packing import PackedRows, own_packs, pack
 from manus_fast.data.prefixes import PrefixTree
+from manus_fast.learn import beside
 from manus_fast.modeling import attention
 from manus_fast.modeling.attention import PackedRows as RowsPlan
-from manus_fast.modeling.attention import planned_hidden, use_packed_attention
+from manus_fast.modeling.attention import use_packed_attention
 from manus_fast.modeling.flops import Work, forward_flops
+from manus_fast.modeling.last_layer import hidden_at
 from manus_fast.modeling.lora import AdapterFolder, apart_weights, base_model, has_adapters, merged_weights, plain_copy
 from manus_fast.modeling.tree_attention import TreePlan
 from manus_fast.ops import linear_logprob
@@ -39,8 +41,8 @@ CRITICS = ("none", "shared", "separate")
 class ScoreOutput:
     """Per-token results, aligned like `PackedRows`: entry t is about token t, 0 where the loss mask is False."""
 
-    log_prob: torch.Tensor
-    """float32 [N], under the model's distribution at the temperature."""
+    log_prob: torch.Tensor | None
+    """float32 [N], under the model's distribution at the temperature; None where values alone were asked for."""
     entropy: torch.Tensor | None
     """float32 [N], in nats, of the distribution that token t was drawn from."""
     value: torch.Tensor | None
@@ -101,9 +103,14 @@ class Policy(nn.Module):
             use_packed_attention(self.critic)
         self.placed: torch.device | None = None
         """Where it computes, where its parameters lie elsewhere between the passes."""
+        self.side_by_side = False
+        """Whether a separate critic may run beside the policy where the CPU has threads for both (`learn/beside.py`):
+        not where gradients are hooked by what must see them in one order."""
         self.work = Work()
         """What rows that share beginnings took and saved; others are not counted."""
         self.gradient_checkpointing = gradient_checkpointing
+        # What recomputes or compiles keeps state of the whole process, such as the random generator's.
+        self._plain = not (gradient_checkpointing or compile_layers)
         if gradient_checkpointing:
             for trunk in (model, self.critic):
                 if trunk is not None:
@@ -128,22 +135,31 @@ class Policy(nn.Module):
             self.critic.to(dtype)
 
     def score(
-        self, packed: PackedRows, *, entropy: bool = False, value: bool = False, temperature: float = 1.0
+        self,
+        packed: PackedRows,
+        *,
+        log_prob: bool = True,
+        entropy: bool = False,
+        value: bool = False,
+        temperature: float = 1.0,
     ) -> ScoreOutput:
-        """Log-probabilities (and entropy, values) of the trainable tokens of `packed`, differentiable.
+        """Log-probabilities (and entropy, values) of the trainable tokens of `packed`, differentiable. Without
+        `log_prob` values alone, for which a separate critic needs no pass through the policy.
 
         Raises:
-            ValueError: `value` without a critic.
+            ValueError: `value` without a critic, or nothing asked for.
         """
+        if not (log_prob or value) or (entropy and not log_prob):
+            raise ValueError("log_prob: expected True without values, and with entropy, got False")
         if value and self.value_head is None:
             raise ValueError("value: expected a policy with a critic, got ppo.critic 'none'")
         if not (self.gradient_checkpointing and torch.is_grad_enabled()):
-            return self._score(packed, entropy, value, temperature)
+            return self._score(packed, log_prob, entropy, value, temperature)
         # Layers checkpoint in train mode only. Nothing else depends on it (packed attention refuses dropout), but an
         # engine that shares the model has to find it in eval mode.
         self.train()
         try:
-            return self._score(packed, entropy, value, temperature)
+            return self._score(packed, log_prob, entropy, value, temperature)
         finally:
             self.eval()
 
@@ -152,6 +168,7 @@ class Policy(nn.Module):
         self,
         packed: PackedRows,
         *,
+        log_prob: bool = True,
         entropy: bool = False,
         value: bool = False,
         temperature: float = 1.0,
@@ -163,22 +180,26 @@ class Policy(nn.Module):
 
         With `ranks` each of them scores its part of the packs, and all have all results.
         """
-        log_prob = torch.zeros(packed.tokens, dtype=torch.float32, device=packed.device)
-        entropies = torch.zeros_like(log_prob) if entropy else None
-        values = torch.zeros_like(log_prob) if value else None
+        nothing = torch.zeros(packed.tokens, dtype=torch.float32, device=packed.device)
+        log_probs, entropies, values = (nothing.clone() if wanted else None for wanted in (log_prob, entropy, value))
         last = torch.zeros(packed.rows, dtype=torch.float32, device=packed.device) if value else None
         starts = packed.cu_seqlens.cpu().numpy()
         size = 1 if ranks is None else ranks.world_size
         packs = packed.micro_batches(max_rows=max_rows, max_tokens=max_tokens, multiple=size)
         for index, counts in own_packs(packs, 0 if ranks is None else ranks.rank, size):
             part = self.score(
-                packed.select(index).to(self.device), entropy=entropy, value=value, temperature=temperature
+                packed.select(index).to(self.device),
+                log_prob=log_prob,
+                entropy=entropy,
+                value=value,
+                temperature=temperature,
             )
             if not counts:
                 continue
             spans = [torch.arange(starts[r], starts[r + 1]) for r in index]
             where = torch.cat(spans).to(packed.device)
-            log_prob[where] = part.log_prob.float().to(packed.device)
+            if log_prob:
+                log_probs[where] = part.log_prob.float().to(packed.device)
             if entropy:
                 entropies[where] = part.entropy.float().to(packed.device)
             if value:
@@ -186,13 +207,13 @@ class Policy(nn.Module):
                 last[torch.from_numpy(index).to(packed.device)] = part.last_value.to(packed.device)
         if ranks is not None and size > 1:
             # What a rank did not score is 0 there, so that sums are exact. Ranks of GPUs add up what lies on them.
-            log_prob, entropies, values, last = (
+            log_probs, entropies, values, last = (
                 None if x is None else ranks.sum(x.to(self.device)).to(packed.device)
-                for x in (log_prob, entropies, values, last)
+                for x in (log_probs, entropies, values, last)
             )
-        return ScoreOutput(log_prob=log_prob, entropy=entropies, value=values, last_value=last)
+        return ScoreOutput(log_prob=log_probs, entropy=entropies, value=values, last_value=last)
 
-    def _score(self, packed: PackedRows, entropy: bool, value: bool, temperature: float) -> ScoreOutput:
+    def _score(self, packed: PackedRows, log_prob: bool, entropy: bool, value: bool, temperature: float) -> ScoreOutput:
         tokens, where = packed.tokens, packed.trainable
         if packed.node is None:
             ids, positions, plan = packed.token_ids, packed.position_ids, RowsPlan(packed.cu_seqlens, packed.max_length)
@@ -207,31 +228,42 @@ class Policy(nn.Module):
         def spread(x: torch.Tensor) -> torch.Tensor:
             return _spread(x if again is None else x[again], where, tokens)
 
-        hidden = planned_hidden(self.model, ids, positions, plan)
         pick = _pick if packed.node is None else _pick_shared
-        before = pick(hidden, predicts)
-        weight, bias, scale, softcap = lm_head(self.model)
-        log_prob, entropies = linear_logprob(
-            before.to(weight.dtype),
-            weight,
-            ids.index_select(0, target),
-            temperature=temperature * scale,
-            bias=bias,
-            entropy=entropy,
-            softcap=softcap,
-        )
-        values = last_value = None
-        if value:
-            trunk = hidden if self.critic is None else planned_hidden(self.critic, ids, positions, plan)
-            before = before if self.critic is None else pick(trunk, predicts)
-            values = spread(self.value_head(before.float()).squeeze(-1))
-            last_value = self.value_head(trunk.index_select(0, ends).float()).squeeze(-1)
-        return ScoreOutput(
-            log_prob=spread(log_prob),
-            entropy=None if entropies is None else spread(entropies),
-            value=values,
-            last_value=last_value,
-        )
+
+        def tokens_of(before: torch.Tensor, at_ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+            weight, bias, scale, softcap = lm_head(self.model)
+            log_probs, entropies = linear_logprob(
+                before.to(weight.dtype),
+                weight,
+                ids.index_select(0, target),
+                temperature=temperature * scale,
+                bias=bias,
+                entropy=entropy,
+                softcap=softcap,
+            )
+            return spread(log_probs), None if entropies is None else spread(entropies)
+
+        def values_of(before: torch.Tensor, at_ends: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            head = self.value_head
+            return spread(head(before.float()).squeeze(-1)), head(at_ends.float()).squeeze(-1)
+
+        def through(trunk: nn.Module, *uses: Callable[..., tuple]) -> tuple:
+            hidden, (at, last) = hidden_at(trunk, ids, positions, plan, predicts, ends)
+            before, at_ends = pick(hidden, at), hidden.index_select(0, last)
+            return sum((use(before, at_ends) for use in uses), ())
+
+        if not log_prob:
+            results = (None, None, *through(self.model if self.critic is None else self.critic, values_of))
+        elif not value:
+            results = (*through(self.model, tokens_of), None, None)
+        elif self.critic is None:
+            results = through(self.model, tokens_of, values_of)
+        elif self.side_by_side and self._plain and beside.possible(packed.device):
+            first, second = beside.both(lambda: through(self.model, tokens_of), lambda: through(self.critic, values_of))
+            results = (*first, *second)
+        else:
+            results = (*through(self.model, tokens_of), *through(self.critic, values_of))
+        return ScoreOutput(*results)
 
     def _note(self, packed: PackedRows, tree: PrefixTree) -> None:
         model, pairs = base_model(self.model), int((packed.lengths * (packed.lengths + 1) // 2).sum())
@@ -246,7 +278,7 @@ class Policy(nn.Module):
         """A function from rows to V after each row's last token, float32 [R], without gradients: for search."""
 
         def last_values(rows: Sequence[Row]) -> np.ndarray:
-            return self.score_all(pack(rows), value=True, max_tokens=max_tokens).last_value.numpy()
+            return self.score_all(pack(rows), log_prob=False, value=True, max_tokens=max_tokens).last_value.numpy()
 
         return last_values
 

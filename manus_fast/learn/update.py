@@ -197,24 +197,26 @@ class PolicyGradientUpdate:
         self.guard.load_state_dict(state["guard"])
 
     def _score(self, packed: PackedRows) -> dict[str, float]:
-        """Fills in the old policy's log-probabilities and values; compares them with what the engine reported."""
-        critic = self.policy.has_critic
-        if self.config.bypass_old and not critic:
+        """Fills in the old policy's log-probabilities and values; compares them with what the engine reported, unless
+        that is what is taken for them."""
+        critic, bypass = self.policy.has_critic, self.config.bypass_old
+        if not bypass or critic:
+            scored = self.policy.score_all(
+                packed,
+                log_prob=not bypass,
+                entropy=not bypass,
+                value=critic,
+                temperature=self.temperature,
+                max_rows=self.micro_rows,
+                max_tokens=self.config.max_tokens,
+                ranks=self.backend,
+            )
+            packed.value, packed.last_value = scored.value, scored.last_value
+        if bypass:
             packed.old_log_prob = packed.rollout_log_prob
             return {}
-        scored = self.policy.score_all(
-            packed,
-            entropy=True,
-            value=critic,
-            temperature=self.temperature,
-            max_rows=self.micro_rows,
-            max_tokens=self.config.max_tokens,
-            ranks=self.backend,
-        )
-        packed.value, packed.last_value = scored.value, scored.last_value
-        packed.old_log_prob = packed.rollout_log_prob if self.config.bypass_old else scored.log_prob
-        mode = "none" if self.config.bypass_old else self.correction
-        packed.weight, stats = importance_weights(packed, mode)
+        packed.old_log_prob = scored.log_prob
+        packed.weight, stats = importance_weights(packed, self.correction)
         return {"policy/entropy": float(scored.entropy[packed.trainable].mean()), **stats}
 
     def _reference_terms(
@@ -255,6 +257,7 @@ class PolicyGradientUpdate:
         names = {**_POLICY, **(_CRITIC if self.policy.has_critic else {})}
         totals: dict[str, list[float]] = {}
         skipped_before, stopped = self.guard.skipped, False
+        entropy = ent_coef > 0 or self.config.bypass_old  # the scoring pass has measured it otherwise
         for epoch in range(self.config.epochs):
             order = (packed.rows, self.config.batch_size, self.seed, iteration, epoch)
             for index in mini_batches(*order, groups=packed.groups):
@@ -270,7 +273,7 @@ class PolicyGradientUpdate:
                     loss_of,
                     max_rows=self.micro_rows,
                     max_tokens=self.config.max_tokens,
-                    entropy=ent_coef > 0,
+                    entropy=entropy,
                     value=self.policy.has_critic,
                     temperature=self.temperature,
                 )
@@ -290,7 +293,7 @@ class PolicyGradientUpdate:
             if stopped:
                 break
         result = {logged: float(np.mean(totals[name])) for name, logged in names.items() if name in totals}
-        if ent_coef > 0 and "entropy" in totals:
+        if entropy and "entropy" in totals:
             result["policy/entropy"] = float(np.mean(totals["entropy"]))
         return {
             **result,

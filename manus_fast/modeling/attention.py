@@ -21,6 +21,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, PreTrainedModel
 
 from manus_fast.modeling.lora import base_model
+from manus_fast.ops.packed_attention import kernel_takes, packed_attention
 
 IMPLEMENTATION = "manus_fast_packed"
 
@@ -184,6 +185,7 @@ class PackedRows:
         self.cu_seqlens = cu_seqlens
         self.max_length = max_length
         self._lengths: list[int] | None = None
+        self._seen: torch.Tensor | None = None
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None
@@ -197,11 +199,22 @@ class PackedRows:
                 raise ValueError(
                     f"cu_seqlens: expected rows that cover {query.shape[2]} tokens, got {sum(self._lengths)}"
                 )
+        if kernel_takes(query.device, query.dtype, query.shape[3]) and value.shape == key.shape:
+            spans = (self.cu_seqlens, self.cu_seqlens)
+            scale = query.shape[3] ** -0.5 if scale is None else scale
+            return packed_attention(*(x[0].transpose(0, 1) for x in (query, key, value)), *spans, self.seen(), scale)
         rows = [
             F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
             for q, k, v in zip(*(x.split(self._lengths, dim=2) for x in (query, key, value)), strict=True)
         ]
         return torch.cat(rows, dim=2)[0].transpose(0, 1)
+
+    def seen(self) -> torch.Tensor:
+        """int64 [N], on the CPU: how many tokens of its row a token sees, itself included."""
+        if self._seen is None:
+            starts, lengths = self.cu_seqlens[:-1].long(), self.cu_seqlens.diff().long()
+            self._seen = torch.arange(1, int(self.cu_seqlens[-1]) + 1) - starts.repeat_interleave(lengths)
+        return self._seen
 
 
 def varlen_causal(

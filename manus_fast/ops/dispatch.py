@@ -53,6 +53,10 @@ TABLE: dict[str, dict[str, str]] = {
         "reference": "manus_fast.ops.reference:slot_attention",
         "cpu": "manus_fast.ops.cpu.slot_attention:slot_attention",
     },
+    "packed_attention": {
+        "reference": "manus_fast.ops.reference:packed_attention",
+        "cpu": "manus_fast.ops.cpu.packed_attention:packed_attention",
+    },
 }
 
 # `auto` on a device takes the first of these that the op has and the machine can run.
@@ -62,7 +66,9 @@ PREFERENCE = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "triton", "reference
 NEEDS_EXTENSION = {
     ("linear_logprob", "cpu"): "logprob_statistics_cpu",
     ("logprob", "cpu"): "logprob_statistics_cpu",
-    **{(op, "cpu"): f"{op}_cpu" for op in ("gae", "ppo_loss", "group_advantages", "slot_attention")},
+    **{
+        (op, "cpu"): f"{op}_cpu" for op in ("gae", "ppo_loss", "group_advantages", "slot_attention", "packed_attention")
+    },
 }
 
 _forced: list[str] = []

@@ -4,14 +4,14 @@ import torch
 
 from manus_fast.ops import dispatch
 
-_MAX_DIM = 256
+MAX_DIM = 256
 
 
 def kernel_takes(device: torch.device, dtype: torch.dtype, dim: int) -> bool:
     """Whether the compiled kernel, if it may be used, takes such tensors. Otherwise padded attention is faster than
     the reference; see modeling/slot_cache.py."""
     allowed = dispatch.requested() in ("auto", "cpu") and dispatch.missing("slot_attention", "cpu", device) is None
-    return allowed and dtype == torch.float32 and dim % 16 == 0 and dim <= _MAX_DIM
+    return allowed and dtype == torch.float32 and dim % 16 == 0 and dim <= MAX_DIM
 
 
 def slot_attention(
@@ -34,10 +34,10 @@ def slot_attention(
     """
     _check(query, keys, values, slots, lengths)
     run = dispatch.choose("slot_attention", query.device)
-    if query.dtype != torch.float32 or query.shape[3] % 16 or query.shape[3] > _MAX_DIM:
+    if query.dtype != torch.float32 or query.shape[3] % 16 or query.shape[3] > MAX_DIM:
         if dispatch.requested() not in ("auto", "reference"):
             raise ValueError(
-                f"query: expected float32 and D a multiple of 16 up to {_MAX_DIM} on backend "
+                f"query: expected float32 and D a multiple of 16 up to {MAX_DIM} on backend "
                 f"'{dispatch.requested()}', got {query.dtype} and {query.shape[3]}"
             )
         from manus_fast.ops.reference import slot_attention as run
