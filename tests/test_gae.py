@@ -1,5 +1,7 @@
 """Generalised advantage estimation: hand-worked values, a naive loop, float64 on every backend, and its properties."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -213,6 +215,34 @@ def test_a_truncated_row_bootstraps_and_a_finished_one_does_not(on):
     }
     advantages, _, _ = run(on, one, {"bootstrap": torch.tensor([0.0, 2.0])}, 0.9, 0.5)
     assert advantages[:, 0].tolist() == pytest.approx([0.0, 1.8])
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["token", "turn"])
+@pytest.mark.parametrize("cu_seqlens", [None, [0, 3, 60, 60, 200], [0, 5000, 10100]], ids=["padded", "packed", "long"])
+def test_a_number_that_is_not_finite_stays_in_its_row(on, cu_seqlens, turns):
+    shape = (6, 36) if cu_seqlens is None else (cu_seqlens[-1],)
+    spare_the_interpreter(on, shape[-1])
+    inputs, options = make(shape, turns=turns, cu_seqlens=cu_seqlens)
+    # Row 1, its token `at` and the end of the row.
+    begin, at, end = (36, 50, 72) if cu_seqlens is None else (cu_seqlens[1], cu_seqlens[1] + 30, cu_seqlens[2])
+    inputs["mask"].view(-1)[at], inputs["values"].view(-1)[at] = True, 0.5
+    clean = run(on, inputs, options, 0.97, 0.9)
+    for name, bad in (("rewards", math.nan), ("rewards", -math.inf), ("values", math.inf), ("bootstrap", math.nan)):
+        wild, wild_options = {k: v.clone() for k, v in inputs.items()}, dict(options)
+        if name == "bootstrap":
+            wild_options[name] = options[name].clone()
+            wild_options[name][1] = bad
+            right = end
+        else:
+            wild[name].view(-1)[at] = bad
+            right = at + 1
+        got = run(on, wild, wild_options, 0.97, 0.9)
+        for a, b in zip(got[:2], clean[:2], strict=True):
+            a, b = a.view(-1), b.view(-1)
+            assert torch.equal(a[:begin], b[:begin]) and torch.equal(a[right:], b[right:]), name
+        kept = inputs["mask"].view(-1)[begin:right].nonzero()[-1].item() + begin
+        assert not got[0].view(-1)[kept].isfinite()
+        assert got[2][0] == inputs["mask"].sum() and not got[2][1:].isfinite().any()
 
 
 def naive(rewards, values, mask, gamma, lam, bootstrap):

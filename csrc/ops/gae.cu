@@ -348,7 +348,8 @@ __global__ void __launch_bounds__(kThreads) stats_kernel(const Partial* partials
     const double mean = all.count > 0 ? all.sum / all.count : 0.0;
     stats[0] = all.count;
     stats[1] = mean;
-    stats[2] = fmax(0.0, all.square - all.sum * mean);
+    const double m2 = all.square - all.sum * mean;
+    stats[2] = m2 < 0 ? 0 : m2;  // NaN stays NaN
   }
 }
 

@@ -10,13 +10,16 @@ namespace {
 
 constexpr unsigned kAll = 0xffffffffu;
 
+// factor * x + own; x is not read where factor is 0: there a row or turn ends, and NaN or infinity stays beyond.
+__device__ float reached_by(float factor, float x, float own) { return factor == 0.0f ? own : fmaf(factor, x, own); }
+
 // x -> m x + b
 struct TokenMap {
   static constexpr int kWords = 2;
   using State = float;
   float m = 1.0f, b = 0.0f;
 
-  __device__ float apply(float x) const { return fmaf(m, x, b); }
+  __device__ float apply(float x) const { return reached_by(m, x, b); }
   __device__ bool constant() const { return m == 0.0f; }
   __device__ static TokenMap always(float x) { return {0.0f, x}; }
   __device__ static float start(float x) { return x; }
@@ -31,7 +34,7 @@ struct TurnMap {
   using State = float2;
   float p = 1.0f, q = 0.0f, s = 0.0f, u = 1.0f, w = 0.0f;
 
-  __device__ float2 apply(float2 z) const { return {fmaf(p, z.x, fmaf(q, z.y, s)), fmaf(u, z.y, w)}; }
+  __device__ float2 apply(float2 z) const { return {reached_by(p, z.x, reached_by(q, z.y, s)), reached_by(u, z.y, w)}; }
   __device__ bool constant() const { return p == 0.0f && q == 0.0f && u == 0.0f; }
   __device__ static TurnMap always(float2 z) { return {0.0f, 0.0f, z.x, 0.0f, z.y}; }
   __device__ static float2 start(float x) { return {0.0f, x}; }
@@ -41,11 +44,12 @@ struct TurnMap {
 
 // left after right
 __device__ TokenMap compose(const TokenMap& left, const TokenMap& right) {
-  return {left.m * right.m, fmaf(left.m, right.b, left.b)};
+  return {left.m * right.m, reached_by(left.m, right.b, left.b)};
 }
 __device__ TurnMap compose(const TurnMap& left, const TurnMap& right) {
   return {left.p * right.p, fmaf(left.p, right.q, left.q * right.u),
-          fmaf(left.p, right.s, fmaf(left.q, right.w, left.s)), left.u * right.u, fmaf(left.u, right.w, left.w)};
+          reached_by(left.p, right.s, reached_by(left.q, right.w, left.s)), left.u * right.u,
+          reached_by(left.u, right.w, left.w)};
 }
 
 template <typename Map>

@@ -92,7 +92,7 @@ MF_INLINE void tokens(const PpoLossArgs& args, const Constants& constants, std::
       const Floats near = min(max(values, old_values - args.value_clip), old_values + args.value_clip);
       const Floats clipped = 0.5f * (near - returns) * (near - returns);
       const Ints cut = clipped > value_loss;
-      value_loss = pick(cut, clipped, value_loss);
+      value_loss = pick(cut, clipped, value_loss) + 0.0f * old_values;  // an old value of NaN is no cut
       value_slope = pick(cut, zero, value_slope);
       sums.count[kValueClip] += cut;
     }
@@ -116,9 +116,14 @@ MF_INLINE void tokens(const PpoLossArgs& args, const Constants& constants, std::
       kl_slope = -d;
     } else {
       const Exponential e = exponential(clamp(d, -20.0f, 20.0f));
-      kl = min(e.remainder, splat(10.0f));
-      const Ints moves = (d >= -20.0f) & (d <= 20.0f) & (e.remainder <= 10.0f);
-      kl_slope = args.kl == Kl::k3 ? pick(moves, 1.0f - e.exp, zero) : -d;
+      kl = min(splat(10.0f), e.remainder);  // NaN stays NaN
+      if (args.kl == Kl::k3) {
+        const Ints still = (d < -20.0f) | (d > 20.0f) | (e.remainder > 10.0f);
+        kl_slope = pick(still, zero, 1.0f - e.exp);
+      } else {
+        kl_slope = -d;
+        kl += 0.0f * d;  // infinite d: its gradient is no number either
+      }
     }
     gradient += args.kl_coef * kl_slope;
     sums.sum[kKl] += share * kl;

@@ -104,6 +104,7 @@ __device__ Gradient token(const PpoLossArgs& args, const Constants& c, const Bou
         loss = clipped, gradient.value = 0.0f;
         ++sums.value_clip;
       }
+      loss = fmaf(0.0f, t.old_value, loss);  // fminf and fmaxf lose an old value of NaN
     }
     sums.value += share * loss;
     const double returned = t.returned, wide_error = error;
@@ -121,12 +122,17 @@ __device__ Gradient token(const PpoLossArgs& args, const Constants& c, const Bou
     } else if (kind == Kl::k2) {
       kl = 0.5f * d * d, kl_slope = -d;
     } else {
-      const float clamped = fminf(fmaxf(d, -20.0f), 20.0f);
-      const float exp_d = fast_exp(clamped);
-      const float k3 = remainder_of(clamped, exp_d);
-      kl = fminf(k3, 10.0f);
-      kl_slope = -d;
-      if (kind == Kl::k3) kl_slope = fabsf(d) <= 20.0f && k3 <= 10.0f ? 1.0f - exp_d : 0.0f;
+      const bool far = fabsf(d) > 20.0f;
+      const float clamped = far ? copysignf(20.0f, d) : d;  // NaN stays NaN, here and below
+      const float k3 = remainder_of(clamped, fast_exp(clamped));
+      const bool large = k3 > 10.0f;
+      kl = large ? 10.0f : k3;
+      if (kind == Kl::k3) {
+        kl_slope = far || large ? 0.0f : 1.0f - fast_exp(clamped);
+      } else {
+        kl_slope = -d;
+        kl = fmaf(0.0f, d, kl);  // infinite d: its gradient is no number either
+      }
     }
     gradient.log_prob += args.kl_coef * kl_slope;
     sums.kl += share * kl;

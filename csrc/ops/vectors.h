@@ -35,7 +35,8 @@ MF_INLINE Floats pick(Ints condition, Floats yes, Floats no) { return condition 
 // Of two numbers one of which is NaN, the second.
 MF_INLINE Floats min(Floats a, Floats b) { return a < b ? a : b; }
 MF_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
-MF_INLINE Floats clamp(Floats x, float low, float high) { return min(max(x, splat(low)), splat(high)); }
+// NaN stays NaN.
+MF_INLINE Floats clamp(Floats x, float low, float high) { return min(splat(high), max(splat(low), x)); }
 
 // The first n numbers of a vector, the others 0; all of them by a copy of a length that the compiler knows.
 template <typename Vector, typename Number>
@@ -94,7 +95,7 @@ struct Exponential {
   Floats remainder;   // e^x - x - 1, without cancellation near 0
 };
 
-// -88 <= x <= 20. e^x = 2^n e^r with |r| <= ln(2) / 2 and a minimax polynomial for (e^r - r - 1) / r^2 (Moshier's Cephes).
+// -88 <= x <= 20, or NaN, which stays NaN. e^x = 2^n e^r with |r| <= ln(2) / 2 and a minimax polynomial for (e^r - r - 1) / r^2 (Moshier's Cephes).
 MF_INLINE Exponential exponential(Floats x) {
   const Floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum's low bits are round(x / ln 2)
   const Floats n = shifted - 12582912.0f;

@@ -14,14 +14,20 @@ _NO_TURN = tl.constexpr(-2147483647)
 
 
 @triton.jit
+def _reached(factor, x):
+    """factor * x, 0 where the factor is: there a row or turn ends, and NaN or infinity stays beyond."""
+    return tl.where(factor == 0.0, 0.0, factor * x)
+
+
+@triton.jit
 def _after(right_m, right_b, left_m, left_b):
-    return left_m * right_m, left_m * right_b + left_b
+    return left_m * right_m, _reached(left_m, right_b) + left_b
 
 
 @triton.jit
 def _after_turns(rp, rq, rs, ru, rw, p, q, s, u, w):
     # Of (x, y): x -> p x + q y + s, y -> u y + w; x inside the turn, y what a turn that ends here is followed by.
-    return p * rp, p * rq + q * ru, p * rs + q * rw + s, u * ru, u * rw + w
+    return p * rp, p * rq + q * ru, _reached(p, rs) + _reached(q, rw) + s, u * ru, _reached(u, rw) + w
 
 
 @triton.jit
@@ -81,8 +87,8 @@ def _gae_kernel(
             u = tl.where(right_last, decay, 1.0)
             w = tl.where(right_last, decay * right_r + rest * right_v, tl.where(right_mask, decay * right_r, 0.0))
             p, q, s, u, w = tl.associative_scan((p, q, s, u, w), 0, _after_turns, reverse=True)
-            x = p * x_carry + q * y_carry + s
-            y = u * y_carry + w
+            x = _reached(p, x_carry) + _reached(q, y_carry) + s
+            y = _reached(u, y_carry) + w
             added = tl.where(last, y, x)
             next_carry = tl.sum(tl.where(lanes == 0, following, 0))
             next_carry_2 = tl.sum(tl.where(lanes == 0, following_2, 0))
@@ -91,7 +97,7 @@ def _gae_kernel(
             m = tl.where(right_mask, decay, 1.0)
             b = tl.where(right_mask, decay * right_r + rest * right_v, 0.0)
             m, b = tl.associative_scan((m, b), 0, _after, reverse=True)
-            x = m * x_carry + b
+            x = _reached(m, x_carry) + b
             added = x
         x_carry = tl.sum(tl.where(lanes == 0, x, 0.0))
         a = tl.where(mask, r - v + added, 0.0)
@@ -122,7 +128,8 @@ def _stats_kernel(partials, stats, rows, BLOCK: tl.constexpr):
     mean = s / tl.maximum(n, 1.0)
     tl.store(stats, n)
     tl.store(stats + 1, mean)
-    tl.store(stats + 2, tl.maximum(tl.sum(square) - s * mean, 0.0))
+    m2 = tl.sum(square) - s * mean
+    tl.store(stats + 2, tl.where(m2 < 0.0, 0.0, m2))  # NaN stays NaN
 
 
 def gae(rewards, values, mask, gamma, lam, *, bootstrap, cu_seqlens, turn_id, token_gamma, token_lam):

@@ -16,9 +16,12 @@ def _exp_remainder(x, exp_x):
     return tl.where(tl.abs(x) < 0.125, series, exp_x - x - 1.0)
 
 
+_NAN = tl.constexpr(tl.PropagateNan.ALL)  # NaN among the two stays NaN
+
+
 @triton.jit
 def _clamp(x, low, high):
-    return tl.minimum(tl.maximum(x, low), high)
+    return tl.minimum(tl.maximum(x, low, propagate_nan=_NAN), high, propagate_nan=_NAN)
 
 
 @triton.jit
@@ -90,7 +93,8 @@ def _ppo_loss_kernel(
             near = _clamp(value, old_value - value_clip, old_value + value_clip)
             clipped = 0.5 * (near - returned) * (near - returned)
             value_cut = clipped > value_loss
-            value_loss, value_slope = tl.where(value_cut, clipped, value_loss), tl.where(value_cut, 0.0, value_slope)
+            value_loss = tl.maximum(value_loss, clipped, propagate_nan=_NAN)
+            value_slope = tl.where(value_cut, 0.0, value_slope)
         tl.store(grad_values + at, share * vf_coef * value_slope, mask=here)
     if REF:
         d = tl.load(refs + at, mask=counted, other=0.0) - lp
@@ -102,10 +106,12 @@ def _ppo_loss_kernel(
             bounded_d = _clamp(d, -20.0, 20.0)
             exp_d = tl.exp(bounded_d)
             k3 = _exp_remainder(bounded_d, exp_d)
-            kl = tl.minimum(k3, 10.0)
-            kl_slope = -d
+            kl = tl.minimum(k3, 10.0, propagate_nan=_NAN)
             if KL == 2:
-                kl_slope = tl.where((tl.abs(d) <= 20.0) & (k3 <= 10.0), 1.0 - exp_d, 0.0)
+                kl_slope = tl.where((tl.abs(d) > 20.0) | (k3 > 10.0), 0.0, 1.0 - exp_d)
+            else:
+                kl_slope = -d
+                kl += 0.0 * d  # infinite d: its gradient is no number either
         gradient += kl_coef * kl_slope
     if ENTROPY:
         entropy = tl.load(entropies + at, mask=counted, other=0.0)
