@@ -30,9 +30,6 @@ from manus_fast.demo import Demo, Stage
 from manus_fast.evaluate import Report, compare
 from manus_fast.versions import git_commit
 
-# Seconds that a PPO run takes to start and to measure itself at its end, which its time limit does not count.
-STARTING = 10
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = Parser("demo", __doc__)
@@ -89,10 +86,10 @@ def imitate(arguments: argparse.Namespace, seed: int) -> Stage:
 
 
 def go_on(arguments: argparse.Namespace, item: tuple[int, str]) -> Stage:
-    """An arm of a seed, "ppo" or "control", which is given the whole time that PPO may take."""
+    """An arm of a seed, "ppo" or "control": both end at the same limit, which counts all but the start and a last check."""
     seed, arm = item
     own = demo(arguments, seed)
-    return own.improve() if arm == "ppo" else own.imitate_on(own.config("ppo").training.max_seconds + STARTING)
+    return own.improve() if arm == "ppo" else own.imitate_on(own.config("ppo").training.max_seconds)
 
 
 def _row(seed: int, stages: list[Stage]) -> dict[str, Any]:

@@ -52,7 +52,9 @@ def test_a_schedule_rises_to_start_goes_one_way_to_end_and_stays_there(start, en
     assert [rate.at(p) for p in reversed(progress)] == values[::-1]
 
 
-@given(start=VALUES, end=VALUES, kind=st.sampled_from(["linear", "cosine"]), warmup=SHARES, progress=st.floats(0.0, 1.0))
+@given(
+    start=VALUES, end=VALUES, kind=st.sampled_from(["linear", "cosine"]), warmup=SHARES, progress=st.floats(0.0, 1.0)
+)
 def test_a_hold_shortens_the_fall_and_0_leaves_it_alone(start, end, kind, warmup, progress):
     """Between warm-up and hold the value is that of a schedule without a hold at the same share of the fall."""
     plain = Schedule(start, kind, end)
@@ -69,7 +71,10 @@ def test_a_hold_shortens_the_fall_and_0_leaves_it_alone(start, end, kind, warmup
         ({"kind": "linear", "hold": 1.0}, r"schedule.hold: expected a share in \[0, 1\), got 1.0"),
         ({"kind": "linear", "hold": -0.1}, r"schedule.hold: expected a share in \[0, 1\), got -0.1"),
         ({"kind": "cosine", "hold": math.nan}, r"schedule.hold: expected a share in \[0, 1\), got nan"),
-        ({"kind": "cosine", "warmup": 0.5, "hold": 0.5}, r"schedule.hold: expected warmup \+ hold below 1, got 0.5 \+ 0.5"),
+        (
+            {"kind": "cosine", "warmup": 0.5, "hold": 0.5},
+            r"schedule.hold: expected warmup \+ hold below 1, got 0.5 \+ 0.5",
+        ),
         ({"hold": 0.2}, r"schedule.hold: expected 0 with kind constant, which has no end, got 0.2"),
     ],
 )

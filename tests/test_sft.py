@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ from learning import random_rows, tiny_model
 from manus_fast.agent.context import ChatFormat, Context
 from manus_fast.agent.protocol import Protocol
 from manus_fast.data.react import Step, demonstration_rows, keep_trainable, message_rows
+from manus_fast.learn import offline
 from manus_fast.learn.backend import BackendConfig, make_backend
 from manus_fast.learn.offline import OfflineState
 from manus_fast.learn.policy import Policy
@@ -195,6 +197,23 @@ def test_without_a_rise_at_the_end_epochs_run_out_and_the_last_check_counts():
 def test_time_limit():
     _, result, losses = train(SFTConfig(epochs=1000, batch_size=8, time_limit=1e-6, patience=None))
     assert result.stopped == "time" and len(losses) == 1
+
+
+def test_checks_count_towards_the_time_limit(monkeypatch):
+    """A run that is compared with another by wall time gets no more of it for being validated often."""
+    clock = [0.0]
+    monkeypatch.setattr(offline.time, "perf_counter", lambda: clock[0])
+
+    def evaluate():
+        clock[0] += 10.0
+        return 0.5
+
+    config = SFTConfig(epochs=1000, batch_size=8, time_limit=25.0, eval_every=2, patience=None)
+    _, result, _ = train(config, evaluate=evaluate)
+    assert (result.stopped, [step for step, _ in result.history]) == ("time", [2, 4, 6])
+    config = dataclasses.replace(config, check_start=True)
+    _, result, _ = train(config, evaluate=evaluate)
+    assert [step for step, _ in result.history] == [0, 2, 4]
 
 
 @pytest.mark.parametrize(("last", "kept"), [(0.4, 0), (0.5, 4)])

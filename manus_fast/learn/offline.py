@@ -48,7 +48,7 @@ class OfflineConfig:
     stop_at: float | None = None
     """Stop once a check reaches this score; null: never. Imitation that ends early leaves what follows more entropy."""
     time_limit: float | None = None
-    """Seconds of training (validation not counted) after which to stop; null: none."""
+    """Seconds of steps and checks after which to stop, with a last check; null: none."""
     max_tokens: int | None = None
     """Tokens a micro-batch may hold, besides the limit on its items."""
     max_bad_steps: int = 3
@@ -187,8 +187,15 @@ def train_offline(
     total = config.epochs * per_epoch
     rate = schedule(config.learning_rate, f"{block}.learning_rate")
     stopped = "epochs"
+
+    def check() -> float:
+        started = time.perf_counter()
+        score = _check(state, float(evaluate()), backend)
+        state.seconds += _mean(backend, time.perf_counter() - started)
+        return score
+
     if config.check_start and evaluate is not None and state.step == 0:
-        stats = {f"{block}/validation": _check(state, float(evaluate()), backend)}
+        stats = {f"{block}/validation": check()}
         if on_step is not None:
             on_step(state, stats)
     while state.step < total:
@@ -211,7 +218,7 @@ def train_offline(
         stats |= {f"{block}/epoch": state.step / per_epoch, f"{block}/seconds": state.seconds}
         last = state.step == total or (config.time_limit is not None and state.seconds >= config.time_limit)
         if evaluate is not None and (last or state.step % config.eval_every == 0):
-            stats[f"{block}/validation"] = _check(state, float(evaluate()), backend)
+            stats[f"{block}/validation"] = check()
         if on_step is not None:
             on_step(state, stats)
     if on_end is not None:
