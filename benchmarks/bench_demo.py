@@ -86,7 +86,7 @@ def imitate(arguments: argparse.Namespace, seed: int) -> Stage:
 
 
 def go_on(arguments: argparse.Namespace, item: tuple[int, str]) -> Stage:
-    """An arm of a seed, "ppo" or "control": both end at the same limit, which counts all but the start and a last check."""
+    """An arm of a seed, "ppo" or "control": both have one limit, which counts all but the start and a last check."""
     seed, arm = item
     own = demo(arguments, seed)
     return own.improve() if arm == "ppo" else own.imitate_on(own.config("ppo").training.max_seconds)

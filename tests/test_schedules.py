@@ -89,7 +89,7 @@ def test_config_values_become_schedules():
     for bad in (True, "x", None, {"kind": "linear"}, {"start": 1, "slope": 2}, {"start": 1, "kind": "cubic"}):
         with pytest.raises(ValueError, match=r"^training.learning_rate: "):
             schedule(bad, "training.learning_rate")
-    with pytest.raises(ValueError, match="^k: schedule: expected start, kind, end, warmup, hold, got start, slope$"):
+    with pytest.raises(ValueError, match=r"^k: schedule: expected start, kind, end, warmup, hold, got start, slope$"):
         schedule({"start": 1, "slope": 2}, "k")
 
 

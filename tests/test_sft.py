@@ -212,7 +212,7 @@ def test_checks_count_towards_the_time_limit(monkeypatch):
     _, result, _ = train(config, evaluate=evaluate)
     assert (result.stopped, [step for step, _ in result.history]) == ("time", [2, 4, 6])
     config = dataclasses.replace(config, check_start=True)
-    _, result, _ = train(config, evaluate=evaluate)
+    result = train_sft(trainer(config), ROWS, config, evaluate=evaluate)
     assert [step for step, _ in result.history] == [0, 2, 4]
 
 

@@ -4,8 +4,8 @@
 
 A loss reads the hidden states before trained tokens; of a row's other tokens (prompts, observations) the last layer has
 to give keys and values to attend to, but no queries, no output and no MLP. With half of the tokens trained that is a
-fifth of the work of a decoder of two layers, and a fiftieth of one of thirty. It is done where attention takes part of a
-row's queries: on the CPU in float32 (`ops.packed_attention`).
+fifth of the work of a decoder of two layers, and a fiftieth of one of thirty. It is done where attention takes part of
+a row's queries: on the CPU in float32 (`ops.packed_attention`).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def gae(
     mask: bool, the shape of rewards. What rewards and values hold where it is False is never read, but that the
       reference, the specification, raises on a reward other than 0 there: it would be lost.
     bootstrap: float32 `[rows]`, the value after the last token of a truncated row and 0 for a finished one.
-      NaN or infinity in any of these stays in its row, at its token and those before; the statistics are not finite then.
+      NaN or infinity in any of these stays in its row, at its token and before it; the statistics then are not finite.
     turn_id: int32, the shape of rewards, neighbours of one id being one turn; the ids may be any but the two lowest of
       int32, which the GPU kernels keep. None: token level, where gamma and lam act on every step between tokens.
       With it gamma and lam act once a turn: a turn's reward is the sum of its tokens' rewards, its value that at its
